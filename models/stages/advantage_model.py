@@ -120,15 +120,20 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     if term is not None:
         refit_expected_reward(model.eval(), term.rows, term.categories)
         setattr(model.config, _LEARNED, True)
-    save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
-    if config.expected_reward is not None:
-        summary |= _compare_held_out(config, model, inputs, workdir)
+    scores, accuracy = score_splits(model, tokenizer, inputs)
+    held_out, agreement = _compare_held_out(config, model, inputs, workdir)
+    distributed.leave()
+    output = workdir / "output"
+    save_model(model, tokenizer, output / "model")
+    write_rows(output / "scores.jsonl", scores)
+    if held_out:
+        write_rows(output / "expected_rewards.jsonl", held_out)
+    summary |= accuracy | agreement
     summary["num_trained_pairs"] = len(pairs.rows)
     summary["num_category_heads"] = len(category_heads(model))
     if log_ratios is not None:  # of the behaviour policy that differs most
         summary["mean_absolute_log_ratio"] = float(log_ratios.abs().mean((0, 1)).max())
-    write_json(workdir / "output" / "summary.json", summary)
+    write_json(output / "summary.json", summary)
 
 
 def advantage_of_pairs(
@@ -230,14 +235,17 @@ def refit_expected_reward(
     rows: of N prompts, each with equally many responses. categories: (N,) of the prompts.
     """
     states = torch.zeros(len(rows), model.score.in_features)
-    error = torch.zeros(len(rows), dtype=torch.float64)
+    errors = torch.zeros(len(rows))
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         hidden = hidden_states(model, batch)
         states[part] = hidden[batch.prompt_end.view(len(part), -1)[:, 0]]
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
-        error[part] = (rewards - expected).view(len(part), -1).mean(1).double()
+        errors[part] = (rewards - expected).view(len(part), -1).mean(1)
+    distributed.all_reduce_sum([states, errors])
+    states /= distributed.replication(rows)
+    error = errors.double() / distributed.replication(rows)
     left, values, right = torch.linalg.svd(states.double(), full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
@@ -292,31 +300,30 @@ def _prompts(inputs: dict[str, Path], seed: int) -> list[dict[str, Any]]:
 
 def _compare_held_out(
     config: AdvantageModelConfig, model: PreTrainedModel, inputs: dict[str, Path], workdir: Path
-) -> dict[str, float]:
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """e(x) beside the mean reward of new samples, of each held-out prompt; how well they agree.
 
-    Summary: their correlation, and the mean over all prompts of r - e, which is 0 under eq. 7.
+    Rows of expected_rewards.jsonl, and for the summary their correlation and the mean over all
+    prompts of r - e, which is 0 under eq. 7. Nothing where e(x) has not learned from samples.
     """
     own = config.expected_reward
-    assert own is not None
+    if own is None:
+        return [], {}
     signals.undefer()  # this has no checkpoints
     held_out = _prompts(inputs, config.seed)[own.num_prompts :][: own.num_held_out]
     if len(held_out) < 2:
-        return {}
+        return [], {}
     limit = context_length(model.config)
     seed = config.seed + 1  # other samples than those of training
     more = own.model_copy(update={"num_responses": own.held_out_responses})
     rows = sample_answers(more, inputs["policy"], held_out, seed, workdir, limit)
     mean, expected = mean_and_expected(model, rows)
-    write_rows(
-        workdir / "output" / "expected_rewards.jsonl",
-        (
-            {"category": row.get("category"), "expected_reward": e, "mean_reward": r}
-            for row, e, r in zip(held_out, expected.tolist(), mean.tolist(), strict=True)
-        ),
-    )
+    found = [
+        {"category": row.get("category"), "expected_reward": e, "mean_reward": r}
+        for row, e, r in zip(held_out, expected.tolist(), mean.tolist(), strict=True)
+    ]
     correlation = torch.corrcoef(torch.stack([expected, mean]))[0, 1].nan_to_num()
-    return {
+    return found, {
         "expected_reward_correlation": float(correlation),
         "held_out_advantage": float((mean - expected).mean()),
     }
@@ -324,7 +331,7 @@ def _compare_held_out(
 
 @torch.no_grad()
 def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tuple[Tensor, Tensor]:
-    """Mean reward of each row's responses, and e(x) of its prompt: (N,) each."""
+    """Mean reward of each row's responses, and e(x) of its prompt: (N,) each; ranks share."""
     model.eval()
     found = torch.zeros(2, len(rows))
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
@@ -332,6 +339,8 @@ def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tup
         assert expected is not None
         found[0, part] = rewards.view(len(part), -1).mean(1)
         found[1, part] = expected.view(len(part), -1)[:, 0]
+    distributed.all_reduce_sum([found])
+    found /= distributed.replication(rows)
     return found[0], found[1]
 
 

@@ -12,6 +12,7 @@ from trimtab.models.functional.cpl import cpl_loss, segment_scores
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training import distributed
 from trimtab.models.training.data import Pairs, context_length, read_pairs
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
@@ -39,6 +40,7 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
         workdir=workdir,
         extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer)),
     )
+    distributed.leave()
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)
     write_json(workdir / "output" / "summary.json", summary)

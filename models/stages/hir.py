@@ -27,6 +27,7 @@ from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_ids
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
@@ -62,6 +63,7 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
         workdir=workdir,
         extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
     )
+    distributed.leave()
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):
         summary[f"num_examples_{number}"] = int((satisfied == number).sum())

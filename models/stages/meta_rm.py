@@ -92,8 +92,11 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         categories = [row.get("category") for row in prompts]
         refit_expected_reward(model, meta_rows, categories)
     after = spreads(model, rows)
+    scores, accuracy = score_splits(model, tokenizer, inputs)
+    distributed.leave()
     save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    write_rows(workdir / "output" / "scores.jsonl", scores)
+    summary |= accuracy
     summary["num_trained_pairs"] = len(pairs.rows)
     count = len(prompts)
     for name, values in {"before": before, "after": after}.items():

@@ -101,14 +101,17 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         )
     del peer  # a model with its optimiser
     fit_gate(model, seen)
+    # Training pairs need the score of a member only: it votes on their labels.
+    splits = HELD_OUT if "pairs" in inputs else SPLITS
+    copy = turned if config.planted_share else None
+    scores, accuracy = score_splits(model, tokenizer, inputs, splits, unseen, copy)
+    distributed.leave()
     if config.saves_model:
         save_model(model, tokenizer, workdir / "output" / "model")
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
         shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
-    # Training pairs need the score of a member only: it votes on their labels.
-    splits = HELD_OUT if "pairs" in inputs else SPLITS
-    copy = turned if config.planted_share else None
-    summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen, copy)
+    write_rows(workdir / "output" / "scores.jsonl", scores)
+    summary |= accuracy
     summary["num_trained_pairs"] = len(seen.rows)
     summary["num_category_heads"] = len(category_heads(model))
     write_json(workdir / "output" / "summary.json", summary)
@@ -195,15 +198,14 @@ def score_splits(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     inputs: dict[str, Path],
-    output: Path,
     splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
     turned: Sequence[bool] | None = None,
-) -> dict[str, float]:
-    """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The raw pairs of splits, scored: rows of scores.jsonl, and the accuracy on each one's labels.
 
     With category heads also how often the gate finds a prompt's category. A split without a pair
-    has none.
+    has none. Ranks share the work out.
     Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
     not trained on, `turned` says of each whether it was turned round on purpose.
     """
@@ -231,8 +233,7 @@ def score_splits(
                 zip(pairs.identifiers, scores.tolist(), strict=True)
             )
         ]
-    write_rows(output / "scores.jsonl", rows)
-    return accuracy
+    return rows, accuracy
 
 
 class ValidationCurve:

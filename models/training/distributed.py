@@ -26,7 +26,7 @@ from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.training import signals
@@ -228,8 +228,29 @@ def any_rank(flag: bool) -> bool:
     return bool(found)
 
 
+def broadcast_parameters(model: nn.Module) -> None:
+    """Replace every rank's parameters of a group by the first rank's, which alone must be whole.
+
+    Tied ones stay tied.
+    """
+    parameters = dict(model.named_parameters())
+    whole = [{name: (p.shape, p.dtype, p.requires_grad) for name, p in parameters.items()}]
+    torch.distributed.broadcast_object_list(whole)
+    if not is_rank_zero():
+        for parameter in parameters.values():  # what is left of them may be as large
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
+    new = {}
+    for name, (shape, dtype, requires_grad) in whole[0].items():
+        value = parameters[name].data if is_rank_zero() else torch.empty(shape, dtype=dtype)
+        torch.distributed.broadcast(value, 0)
+        new[id(parameters[name])] = nn.Parameter(value, requires_grad)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            setattr(module, name, new[id(parameter)])
+
+
 def leave() -> None:
-    """End all ranks but the first, which goes on alone: ranks only train."""
+    """End all ranks but the first, which goes on alone."""
     global _ranks
     any_rank(False)
     if _ranks.is_group:

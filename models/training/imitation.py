@@ -13,6 +13,7 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.functional.rehearsal import nll_loss
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training import distributed
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import NLLTerm
@@ -28,8 +29,11 @@ def imitate(
     parts: Sequence[Sequence[int]] | None = None,
     nll_term: NLLTerm | None = None,
 ) -> dict[str, float]:
-    """Fine-tune `model` on rows of one response each; the loss is on response tokens only."""
-    return fit(
+    """Fine-tune `model` on rows of one response each; the loss is on response tokens only.
+
+    Only the first rank returns.
+    """
+    summary = fit(
         model,
         TrainingRows(rows, torch.tensor([float(len(row.responses[0])) for row in rows]), parts),
         imitation_loss(model),
@@ -38,6 +42,8 @@ def imitate(
         workdir=workdir,
         extras=StepExtras(term=nll_term),
     )
+    distributed.leave()
+    return summary
 
 
 def imitation_loss(model: PreTrainedModel) -> LossFunction:

@@ -75,7 +75,8 @@ def fit(
     Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
     rows of their batches, those that a peer leaves out too. `loss_function(batch, indices)` gets a
     packed batch and the indices (b,) of its rows, and returns (loss, metrics), means weighted by
-    `data.weights`. Only the first rank returns.
+    `data.weights`. All ranks return, each with the whole model: call `distributed.leave` once they
+    are no longer needed.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
@@ -109,7 +110,8 @@ def fit(
             workdir, step + 1, config.checkpoint_every, partial(_state, learner, extras.peer)
         )
     learner.finish()
-    distributed.leave()
+    if config.zero is not None:
+        distributed.broadcast_parameters(model)
     merge_adapters(model)
     return {**tail_means(progress.path), **_amounts(rows, batches, drawn_rows)}
 

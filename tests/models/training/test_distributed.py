@@ -60,7 +60,7 @@ def test_meta_rm_on_two_ranks_equals_that_on_one(
     comparisons: Path,
     advantage_model: Path,
 ) -> None:
-    """Descent and ascent are shared out both."""
+    """Descent and ascent are shared out both, and what is scored before and after."""
     config = smoke_config.rounds.meta_rm.model_copy(update={"meta_batch": 5})
     inputs = {"scorer": advantage_model, "policy": policy, "preferences": comparisons}
     for number in (1, 2):
@@ -70,6 +70,11 @@ def test_meta_rm_on_two_ranks_equals_that_on_one(
     assert len(alone) == len(both) > 4
     for ours, theirs in zip(both[:5], alone, strict=False):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+    for name, measure in (("scores.jsonl", "chosen_score"), ("spreads.jsonl", "after")):
+        one, two = (read_rows(tmp_path / number / "output" / name) for number in ("1", "2"))
+        assert [row[measure] for row in two] == pytest.approx(
+            [row[measure] for row in one], rel=0.05, abs=0.02
+        )
 
 
 @pytest.mark.slow

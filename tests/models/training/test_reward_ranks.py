@@ -18,6 +18,7 @@ from trimtab.models.config.reward import (
 )
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -114,7 +115,7 @@ def test_an_advantage_model_of_category_heads_on_two_ranks_equals_that_on_one(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, comparisons: Path
 ) -> None:
     """The gate, through which e(x) sees the rewards of samples, is fitted to all ranks' prompts."""
-    samples = ExpectedRewardConfig(num_prompts=24, num_responses=2, batch_size=8)
+    samples = ExpectedRewardConfig(num_prompts=23, num_responses=2, batch_size=8, num_held_out=9)
     config = smoke_config.advantage_model.model_copy(
         update={"expected_reward": samples, "category_heads": True}
     )
@@ -129,3 +130,8 @@ def test_an_advantage_model_of_category_heads_on_two_ranks_equals_that_on_one(
     assert len(rows) == len(others)
     for row, other in zip(rows[:5], others, strict=False):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-5)
+    for name in ("scores.jsonl", "expected_rewards.jsonl"):
+        for row, other in zip(read_rows(both / name), read_rows(alone / name), strict=True):
+            numbers = {key: value for key, value in other.items() if isinstance(value, float)}
+            assert len(numbers) == 2
+            assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=0.05, abs=0.05)

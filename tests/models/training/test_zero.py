@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.models import counting_entry
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, kill_a_rank, stopped_at
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
@@ -85,6 +87,22 @@ def test_two_ranks_of_stage_2_go_on_where_one_without_zero_was_killed(
     monkeypatch.undo()
     _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=2))
     _assert_same(tmp_path / "output", alone)
+    ours, theirs = (read_rows(folder / "scores.jsonl") for folder in (tmp_path / "output", alone))
+    for row, other in zip(ours, theirs, strict=True):
+        assert row["chosen_score"] == pytest.approx(other["chosen_score"], abs=1e-3)
+
+
+@pytest.mark.parametrize("stage", [None, 2, 3])
+def test_ranks_that_have_trained_share_out_what_is_scored(
+    tmp_path: Path, config: Any, inputs: dict[str, Path], alone: Path, stage: Any
+) -> None:
+    """Under ZeRO each has the whole model for it, which the first alone has put together."""
+    zero = None if stage is None else ZeroConfig(stage=stage)
+    path = job(tmp_path, config, tmp_path, 2, "reward_model", inputs, zero=zero)
+    launch(path, entry=counting_entry.__name__)
+    first, second = (json.loads((tmp_path / f"scored_by_{n}.json").read_text()) for n in (0, 1))
+    assert first["of"] == second["of"] == first["scored"] + second["scored"]
+    assert min(first["scored"], second["scored"]) > 0
     ours, theirs = (read_rows(folder / "scores.jsonl") for folder in (tmp_path / "output", alone))
     for row, other in zip(ours, theirs, strict=True):
         assert row["chosen_score"] == pytest.approx(other["chosen_score"], abs=1e-3)
