@@ -29,6 +29,7 @@ from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.judge.build import build_judge
 from trimtab.models.judge.chat import Usage
 from trimtab.models.judge.judge import Judge
+from trimtab.models.nets.device import current_device
 from trimtab.models.training import distributed
 from trimtab.models.training.learner import Metrics
 
@@ -49,11 +50,12 @@ class JudgeReward:
         and answers. Raises ValueError if no rating could be parsed, and what the judge raises.
         """
         # Of each response: rating, whether there is one, tokens.
-        found = torch.zeros(3, len(responses))
+        found = torch.zeros(3, len(responses), device=current_device())
         if self._judge is not None:
             pairs = list(zip(prompts, responses, strict=True))
-            found = torch.tensor(self._columns(self._judge, pairs))
+            found.copy_(torch.tensor(self._columns(self._judge, pairs)))
         distributed.all_reduce_sum([found])
+        found = found.cpu()
         ratings, is_rated = found[0], found[1].bool()
         if not is_rated.any():
             raise ValueError(

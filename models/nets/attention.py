@@ -40,7 +40,7 @@ _NAME = "trimtab_packed"
 Lengths = Sequence[tuple[int, ...]]
 
 
-def further_mask(lengths: Lengths, dtype: torch.dtype) -> Tensor:
+def further_mask(lengths: Lengths, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(1, 1, r, p + r) for the longest prompt p and further response r: what to add to scores.
 
     Zeros for the prompt, then a triangle. A shorter prompt's is its end, a shorter response's its
@@ -48,8 +48,8 @@ def further_mask(lengths: Lengths, dtype: torch.dtype) -> Tensor:
     """
     prompt = max(row[0] for row in lengths)
     response = max((part for row in lengths for part in row[2:]), default=0)
-    mask = torch.zeros(response, prompt + response, dtype=dtype)
-    mask[:, prompt:] = torch.full((response, response), -torch.inf, dtype=dtype).triu(1)
+    mask = torch.zeros(response, prompt + response, dtype=dtype, device=device)
+    mask[:, prompt:].fill_(-torch.inf).triu_(1)
     return mask[None, None]
 
 
@@ -87,18 +87,20 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     scaling: float | None = None,
     *,
     packed_lengths: Lengths,
+    packed_sequences: Sequences | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query (1, heads, N, d), key and value (1, fewer or as many heads, N, d) -> (1, N, heads, d).
 
-    attention_mask: `further_mask`. Raises ValueError for attention that is cut or bent otherwise.
+    attention_mask: `further_mask`. packed_sequences: on the device; None: flash attention, where
+    there is one, asks for them. Raises ValueError for attention that is cut or bent otherwise.
     """
     _check_plain(module, packed_lengths, options)
     dtype = attention_dtype(value.dtype)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     with own_precision():
         if dropout == 0 and _has_flash(query):
-            sequences = sequences_of(tuple(packed_lengths), query.device)
+            sequences = packed_sequences or sequences_of(tuple(packed_lengths), query.device)
             query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
             own = attend_sequences(query, key, value, sequences, scaling, varlen.varlen_attn)
             return own[None], None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.models.functional.contrastive import prototype_scores
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.loading import load_policy
 
 
@@ -21,7 +22,7 @@ class Prototypes(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(num_prototypes, hidden_size, generator=generator, device="cpu")
-        self.weight = nn.Parameter(drawn.to(torch.get_default_device()))
+        self.weight = nn.Parameter(drawn.to(current_device()))
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (N, H) -> cosines (N, K)."""

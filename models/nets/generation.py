@@ -90,11 +90,12 @@ def decode(
     rows = _Rows(model, distinct, tokenizer.pad_token_id, sampling.max_new_tokens)
     if len(distinct) < len(prompts):
         repeats = torch.tensor([len(list(group)) for _, group in groupby(prompts)])
-        rows.select(torch.arange(len(distinct)).repeat_interleave(repeats))
-    alive = torch.arange(len(prompts))
-    finished = torch.zeros(len(prompts), dtype=torch.bool)
-    tokens = torch.full(draws.shape, _NONE)
-    logprobs, entropies = torch.zeros(draws.shape), torch.zeros(draws.shape)
+        index = torch.arange(len(distinct)).repeat_interleave(repeats)
+        rows.select(index.to(draws.device))
+    alive = torch.arange(len(prompts), device=draws.device)
+    finished = torch.zeros_like(alive, dtype=torch.bool)
+    tokens = torch.full_like(draws, _NONE, dtype=torch.long)
+    logprobs, entropies = torch.zeros_like(draws), torch.zeros_like(draws)
     for number in range(sampling.max_new_tokens):
         scaled = rows.logits / sampling.temperature
         probabilities = scaled.softmax(-1)
@@ -122,8 +123,9 @@ class _Rows:
         self, model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, room: int
     ) -> None:
         width = max(map(len, prompts))
-        tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        device = model.device
+        tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         position = mask.cumsum(1).sub(1).clamp(min=0)
         self.logits, self.steps = begin_decoding(model, tokens, mask, position, room)
         self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
@@ -144,7 +146,7 @@ class _Rows:
 
 def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
     """(B, V) bool: which tokens a row already holds (padding does not count)."""
-    counts = torch.zeros(len(tokens), vocab_size, dtype=torch.long)
+    counts = tokens.new_zeros(len(tokens), vocab_size)
     return counts.scatter_add_(1, tokens, mask) > 0
 
 
@@ -191,7 +193,7 @@ def _logprobs_and_entropies(
 
 def _hit(cumulated: Tensor, draw: Tensor, last: Tensor | int) -> Tensor:
     """The place (B,), at most `last`, in which a draw lies of the sums (B, V) up to there."""
-    place = torch.as_tensor(last).expand(len(draw))
+    place = torch.as_tensor(last, device=draw.device).expand(len(draw))
     total = cumulated.gather(1, place[:, None])
     hit = torch.searchsorted(cumulated, draw[:, None] * total, right=True)[:, 0]
     return torch.minimum(hit, place)

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from trimtab.models.config.training import ModelConfig
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.scoring import (
     CATEGORY_HEADS,
@@ -54,14 +55,16 @@ def load_base_policy(base: str) -> PreTrainedModel:
     """
     gguf = gguf_of(base)
     if gguf is None:
-        return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        with current_device():
+            return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = LlamaForCausalLM(config)
+    with current_device():
+        model = LlamaForCausalLM(config)
     model.load_state_dict(loaded.state_dict())
     return model
 
@@ -81,7 +84,7 @@ def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
 def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama.
 
-    A fresh one's weights are drawn by torch's generator of the CPU, whatever the default device.
+    A fresh one's weights are drawn by torch's generator of the CPU, whatever the device.
     """
     if config.base is not None:
         return with_fused_layers(load_base_policy(config.base))
@@ -94,14 +97,15 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
-    model = model.to(torch.get_default_device())
+    model = model.to(current_device())
     model.tie_weights()  # to move may make new parameters
     return with_fused_layers(model)
 
 
 def load_policy(folder: Path) -> PreTrainedModel:
     """A causal language model in float32 from a `save_pretrained` folder."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with current_device():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return with_fused_layers(model)
 
 
@@ -117,13 +121,14 @@ def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTra
     normal(0, 1/sqrt(hidden + 1)) as in InstructGPT's reward models.
     """
     labels = scorer_labels((), has_expected)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: index for index, label in enumerate(labels)},
-        dtype=torch.float32,
-    )
+    with current_device():
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            label2id={label: index for index, label in enumerate(labels)},
+            dtype=torch.float32,
+        )
     _draw_heads(model.score, seed)
     return with_fused_layers(model)
 
@@ -140,7 +145,9 @@ def add_category_heads(model: PreTrainedModel, categories: Sequence[str], seed: 
     model.config.label2id = {label: index for index, label in enumerate(labels)}
     model.num_labels = len(labels)
     setattr(model.config, CATEGORY_HEADS, list(categories))
-    model.score = nn.Linear(model.score.in_features, len(labels), bias=False)
+    model.score = nn.Linear(
+        model.score.in_features, len(labels), bias=False, device=model.score.weight.device
+    )
     _draw_heads(model.score, seed)
 
 
@@ -155,7 +162,8 @@ def _draw_heads(heads: nn.Linear, seed: int) -> None:
 
 def load_scorer(folder: Path) -> PreTrainedModel:
     """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    with current_device():
+        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return with_fused_layers(model)
 
 

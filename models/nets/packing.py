@@ -13,10 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
+
+from trimtab.models.nets.attention import Sequences, sequences_of
+from trimtab.models.nets.device import current_device, on_device
+
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -87,43 +95,40 @@ def merged_candidates(rows: Sequence[Candidates]) -> Candidates:
     return Candidates(prompt, responses, lower, rows[0].category)
 
 
+class ResponseTokens(NamedTuple):
+    """Where the n tokens of R responses lie, response by response.
+
+    source: (n,) the index whose hidden state predicts the token: that of the prompt's last token
+    for a response's first one, of the token before it else. ids: (n,) the tokens. place: (n,) of
+    each in (R, L) flattened, L the longest response. mask: (R, L), True for the tokens.
+    """
+
+    source: Tensor
+    ids: Tensor
+    place: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Packed rows of N tokens and R responses in all.
 
     input_ids, position_ids: (N,). lengths: of each row, the tokens of its prompt and of each of its
-    responses. response_start, response_end, prompt_end: (R,) where each response lies
-    (`response_end` and `prompt_end` are the index of the last token, inclusive).
-    lower: states of all rows, or none where any row lacks them. categories: R, of the prompts.
+    responses. response_end, prompt_end: (R,) the index of the last token of each response, and of
+    its prompt. tokens: of all responses. category: (R,) the hash of the name of its prompt's.
+    lower: states of all rows, or none where any row lacks them. sequences: what one kernel attends
+    to at once; none on a CPU, which takes each for itself.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     lengths: tuple[tuple[int, ...], ...]
-    response_start: Tensor
     response_end: Tensor
     prompt_end: Tensor
+    tokens: ResponseTokens
+    category: Tensor
     lower: TrunkActivations | None = None
-    categories: tuple[str | None, ...] = ()
-
-    def response_tokens(self, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the n response tokens lie: `source` (n,), `target` (n,) and `mask` (R, L).
-
-        `target` is a token's index, `source` the index whose hidden state predicts it: that of the
-        prompt's last token for a response's first one, of the token before it else. `mask` is True
-        for the tokens, response by response, each padded to the longest. Of all R responses, or of
-        those that `chosen` (R,) names, in its order.
-        """
-        start, end, prompt_end = (
-            places if chosen is None else places[chosen]
-            for places in (self.response_start, self.response_end, self.prompt_end)
-        )
-        lengths = end - start + 1
-        offset = torch.arange(int(lengths.max()))
-        mask = offset < lengths[:, None]
-        target = start[:, None] + offset
-        source = torch.where(offset == 0, prompt_end[:, None], target - 1)
-        return source[mask], target[mask], mask
+    sequences: Sequences | None = None
 
 
 def encode(
@@ -191,30 +196,78 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
 
 
 def pack(rows: Sequence[Candidates]) -> PackedBatch:
-    """Pack rows of candidates one behind another."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    places: list[tuple[int, int, int]] = []  # a response's first and last token, its prompt's last
-    for row in rows:
-        tokens += row.prompt
-        positions += range(len(row.prompt))
-        prompt_end = len(tokens) - 1
-        for response in row.responses:
-            places.append((len(tokens), len(tokens) + len(response) - 1, prompt_end))
-            tokens += response
-            positions += range(len(row.prompt), len(row.prompt) + len(response))
-    starts, ends, prompt_ends = torch.tensor(places).unbind(1)
-    lengths = tuple((len(row.prompt), *map(len, row.responses)) for row in rows)
+    """Pack rows of candidates one behind another, on the device that computes."""
+    return on_device(pack_on_host(rows))
+
+
+def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
+    """As `pack`, on the host: what a loss needs beside may go to the device with it."""
+    ids, layout = _ids(rows), _layout(rows)
+    is_cpu = current_device().type == "cpu"
     return PackedBatch(
-        torch.tensor(tokens),
-        torch.tensor(positions),
-        lengths,
-        starts,
-        ends,
-        prompt_ends,
+        torch.from_numpy(ids),
+        torch.from_numpy(layout.position_ids),
+        layout.lengths,
+        torch.from_numpy(layout.start + layout.size - 1),
+        torch.from_numpy(layout.prompt_end),
+        _tokens_at(ids, layout.start, layout.size, layout.prompt_end),
+        torch.tensor([hash(row.category) for row in rows for _ in row.responses]),
         _lower(rows),
-        tuple(row.category for row in rows for _ in row.responses),
+        None if is_cpu else sequences_of(layout.lengths, torch.device("cpu")),
     )
+
+
+def tokens_of_responses(rows: Sequence[Candidates], chosen: Sequence[int]) -> ResponseTokens:
+    """The tokens of those responses of packed rows that `chosen` names, in its order; on the host.
+
+    A row's responses follow those of the row before it.
+    """
+    layout = _layout(rows)
+    places = (layout.start, layout.size, layout.prompt_end)
+    return _tokens_at(_ids(rows), *(each[list(chosen)] for each in places))
+
+
+class _Layout(NamedTuple):
+    """Of packed rows; start, size, prompt_end: (R,) of their responses, in tokens."""
+
+    lengths: tuple[tuple[int, ...], ...]
+    position_ids: Integers
+    start: Integers
+    size: Integers
+    prompt_end: Integers
+
+
+def _layout(rows: Sequence[Candidates]) -> _Layout:
+    lengths = tuple((len(row.prompt), *map(len, row.responses)) for row in rows)
+    size = np.array([part for row in lengths for part in row])
+    start = size.cumsum() - size
+    num_parts = np.array([len(row) for row in lengths])
+    prompt = (num_parts.cumsum() - num_parts).repeat(num_parts)  # of each part: which is its prompt
+    is_response = prompt != np.arange(len(size))
+    first_position = np.where(is_response, size[prompt], 0)
+    position_ids = np.arange(size.sum()) - (start - first_position).repeat(size)
+    prompt_end = (start + size - 1)[prompt]
+    return _Layout(lengths, position_ids, *(a[is_response] for a in (start, size, prompt_end)))
+
+
+def _ids(rows: Sequence[Candidates]) -> Integers:
+    ids: list[int] = []
+    for row in rows:
+        for part in (row.prompt, *row.responses):
+            ids += part
+    return np.array(ids)
+
+
+def _tokens_at(
+    ids: Integers, start: Integers, size: Integers, prompt_end: Integers
+) -> ResponseTokens:
+    width = size.max()
+    offset = np.arange(size.sum()) - (size.cumsum() - size).repeat(size)
+    index = start.repeat(size) + offset
+    source = np.where(offset == 0, prompt_end.repeat(size), index - 1)
+    place = (np.arange(len(size)) * width).repeat(size) + offset
+    mask = np.arange(width) < size[:, None]
+    return ResponseTokens(*map(torch.from_numpy, (source, ids[index], place, mask)))
 
 
 def with_categories(
@@ -229,5 +282,5 @@ def _lower(rows: Sequence[Candidates]) -> TrunkActivations | None:
     found = [row.lower for row in rows if row.lower is not None]
     if len(found) < len(rows):
         return None
-    values = torch.cat([lower.values for lower in found]).to(torch.get_default_device())
+    values = torch.cat([lower.values for lower in found])
     return TrunkActivations(values, found[0].owner, found[0].depth)

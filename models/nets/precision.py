@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from trimtab.models.config.training import Precision
+from trimtab.models.nets.device import current_device
 
 _FAST = ("amx_bf16", "avx512_bf16")  # instructions without which a CPU imitates such products
 _is_narrow = False
@@ -104,7 +105,7 @@ def _has_fast_bfloat16() -> bool:
 
 
 def _device() -> str:
-    return torch.get_default_device().type
+    return current_device().type
 
 
 def _has(instruction: str) -> bool:

@@ -11,16 +11,15 @@ Multi-Objective Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
-from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.nets.packing import PackedBatch, ResponseTokens
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
 
@@ -65,15 +64,20 @@ def read_rewards(
     if count == 0:
         return at_response[:, 0], expected
     weight = at_prompt[:, -count:].detach().softmax(1)  # no loss trains the gate
-    head = heads_of(category_heads(model), batch.categories).to(weight.device)
-    known = F.one_hot(head.clamp(min=0), count).to(weight.dtype)
-    weight = torch.where(head[:, None] >= 0, known, weight)
+    is_own = batch.category[:, None] == _hashes(category_heads(model), weight.device)
+    weight = torch.where(is_own.any(1, keepdim=True), is_own.to(weight.dtype), weight)
     return (at_response[:, :count] * weight).sum(1), expected
 
 
 def category_heads(model: PreTrainedModel) -> tuple[str, ...]:
     """The categories that have a reward head each, in order; none: one head serves all pairs."""
     return tuple(getattr(model.config, CATEGORY_HEADS, ()))
+
+
+@lru_cache
+def _hashes(names: tuple[str, ...], device: torch.device) -> Tensor:
+    """(C,), as `PackedBatch.category`; copied to the device once."""
+    return torch.tensor(list(map(hash, names)), device=device)
 
 
 def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
@@ -116,13 +120,13 @@ def read_logprobs(
     hidden: Tensor,
     batch: PackedBatch,
     temperature: float = 1.0,
-    chosen: Tensor | None = None,
+    chosen: ResponseTokens | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `response_logprobs`, from the last hidden states (N, H).
 
-    For all R responses, or for those that `chosen` (R,) names.
+    For all responses, or for those of the tokens `chosen`.
     """
-    source, target, response_mask = batch.response_tokens(chosen)
+    source, ids, place, mask = batch.tokens if chosen is None else chosen
     size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
 
@@ -134,9 +138,9 @@ def read_logprobs(
         if len(source) <= size
         else partial(checkpoint, logprobs_of_part, use_reentrant=False)
     )
-    parts = zip(hidden[source].split(size), batch.input_ids[target].split(size), strict=True)
+    parts = zip(hidden[source].split(size), ids.split(size), strict=True)
     logprobs, entropies = map(torch.cat, zip(*(once(*part) for part in parts), strict=True))
-    return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
+    return _spread(logprobs, place, mask), _spread(entropies, place, mask), mask
 
 
 @torch.no_grad()
@@ -157,11 +161,11 @@ def likeliest_tokens(
     and ids (n, count). Nats, float32.
     """
     hidden = hidden_states(model, batch)
-    source, target, _ = batch.response_tokens()
+    source, own_ids, _, _ = batch.tokens
     size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
     found = []
-    for places, tokens in zip(source.split(size), batch.input_ids[target].split(size), strict=True):
+    for places, tokens in zip(source.split(size), own_ids.split(size), strict=True):
         logits = head(hidden[places])
         logprobs = logits.float().log_softmax(-1)
         found.append((logprobs.gather(1, tokens[:, None])[:, 0], *logprobs.topk(count)))
@@ -172,11 +176,11 @@ def likeliest_tokens(
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
     hidden = hidden_states(model, batch)
-    source, _, response_mask = batch.response_tokens()
+    source, _, place, mask = batch.tokens
     values = model.score(hidden[source])[:, 0]
-    return _spread(values, response_mask), response_mask
+    return _spread(values, place, mask), mask
 
 
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """(R, L) with `values` in the places where `mask` is True, 0 elsewhere."""
-    return values.new_zeros(mask.shape).masked_scatter(mask, values)
+def _spread(values: Tensor, place: Tensor, mask: Tensor) -> Tensor:
+    """(R, L) with `values` (n,) in their places (n,), where `mask` (R, L) is True; 0 elsewhere."""
+    return values.new_zeros(mask.numel()).index_copy(0, place, values).view(mask.shape)

@@ -98,8 +98,11 @@ def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         output = model.base_model(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
-            attention_mask=further_mask(batch.lengths, attention_dtype(model.dtype)),
+            attention_mask=further_mask(
+                batch.lengths, attention_dtype(model.dtype), batch.input_ids.device
+            ),
             packed_lengths=batch.lengths,
+            packed_sequences=batch.sequences,
             use_cache=False,
         )
     hidden: Tensor = output.last_hidden_state[0]

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import AdvantageModelConfig
 from trimtab.models.functional.advantage import (
     advantage_loss,
@@ -41,7 +40,7 @@ from trimtab.models.nets.loading import (
     new_scorer,
     save_model,
 )
-from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import (
     ADVANTAGE_SCALE,
     category_heads,
@@ -53,7 +52,6 @@ from trimtab.models.nets.scoring import (
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
 from trimtab.models.training import distributed, signals
-from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.category_gate import categories_of, fit_gate
 from trimtab.models.training.data import (
     Pairs,
@@ -63,13 +61,13 @@ from trimtab.models.training.data import (
     read_rows,
     write_rows,
 )
-from trimtab.models.training.learner import Metrics, TrainingRows
+from trimtab.models.training.learner import Metrics
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
-from trimtab.models.training.scoring import with_trunk
+from trimtab.models.training.scoring import map_rows, with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
 PROMPTS_OF_CATEGORY = 10  # free: the mean error of fewer is too noisy for a constraint
@@ -99,14 +97,13 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         add_category_heads(model, categories_of(pairs), config.seed)
     fit_gate(model, pairs)
     term = _expected_reward_term(config, model, inputs, workdir)
-    rankings = pair_batches_of(pairs, config.ranking)
+    rankings = pair_batches_of(pairs, config.ranking, imitates=config.imitation_coef > 0)
     with heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
             model,
-            TrainingRows(rankings.rows, rankings.weight),
+            rankings.examples,
             reward_loss(
                 model,
-                rankings,
                 config.imitation_coef,
                 config.contrastive,
                 compare=partial(advantage_of_pairs, config, log_ratios),
@@ -184,7 +181,7 @@ class ExpectedRewardTerm(DrawnTerm):
         """[AM eq. 7], of packed rows with equally many responses."""
         rewards, expected = reward_heads(model, batch)
         assert expected is not None
-        num_prompts = len(batch.prompt_end.unique())
+        num_prompts = len(batch.lengths)
         return expected_reward_loss(
             expected.view(num_prompts, -1)[:, 0], rewards.view(num_prompts, -1).mean(1)
         )
@@ -234,19 +231,16 @@ def refit_expected_reward(
 
     rows: of N prompts, each with equally many responses. categories: (N,) of the prompts.
     """
-    states = torch.zeros(len(rows), model.score.in_features)
-    errors = torch.zeros(len(rows))
-    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
-        batch = pack([rows[index] for index in part])
-        hidden = hidden_states(model, batch)
-        states[part] = hidden[batch.prompt_end.view(len(part), -1)[:, 0]]
+
+    def of_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        count, hidden = len(batch.lengths), hidden_states(model, batch)
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
-        errors[part] = (rewards - expected).view(len(part), -1).mean(1)
-    distributed.all_reduce_sum([states, errors])
-    states /= distributed.replication(rows)
-    error = errors.double() / distributed.replication(rows)
-    left, values, right = torch.linalg.svd(states.double(), full_matrices=False)
+        states = hidden[batch.prompt_end.view(count, -1)[:, 0]]
+        return states, (rewards - expected).view(count, -1).mean(1)
+
+    states, error = (found.double() for found in map_rows(rows, of_rows))
+    left, values, right = torch.linalg.svd(states, full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
 
@@ -258,7 +252,7 @@ def refit_expected_reward(
     ridges = [squares.max() * 10.0**power for power in range(-6, 7)]
     ridge = min(ridges, key=cross_validated)
     change = right.T @ (values / (squares + ridge) * along)
-    change += _balanced(states.double(), error, change, categories, right, squares + ridge)
+    change += _balanced(states, error, change, categories, right, squares + ridge)
     model.score.weight[expected_column(model)] += change.float()
 
 
@@ -277,7 +271,7 @@ def _balanced(
     large = [name for name, count in number.items() if count >= PROMPTS_OF_CATEGORY]
     if not large or STATES_PER_CONSTRAINT * len(large) > len(right):
         return torch.zeros_like(change)
-    members = torch.tensor([[name == own for own in categories] for name in large]).double()
+    members = states.new_tensor([[name == own for own in categories] for name in large])
     means = members / members.sum(1, keepdim=True)
     along = means @ states @ right.T
     weighted = along / penalised
@@ -329,19 +323,18 @@ def _compare_held_out(
     }
 
 
-@torch.no_grad()
 def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tuple[Tensor, Tensor]:
     """Mean reward of each row's responses, and e(x) of its prompt: (N,) each; ranks share."""
     model.eval()
-    found = torch.zeros(2, len(rows))
-    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
-        rewards, expected = reward_heads(model, pack([rows[index] for index in part]))
+
+    def of_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        rewards, expected = reward_heads(model, batch)
         assert expected is not None
-        found[0, part] = rewards.view(len(part), -1).mean(1)
-        found[1, part] = expected.view(len(part), -1)[:, 0]
-    distributed.all_reduce_sum([found])
-    found /= distributed.replication(rows)
-    return found[0], found[1]
+        shape = (len(batch.lengths), -1)
+        return rewards.view(shape).mean(1), expected.view(shape)[:, 0]
+
+    mean, expected = map_rows(rows, of_rows)
+    return mean.cpu(), expected.cpu()
 
 
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:
@@ -359,14 +352,12 @@ def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pa
     return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)
 
 
-@torch.no_grad()
 def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
     policy = load_policy(folder / "model").eval()
-    result = torch.zeros(len(pairs.rows), 2)
-    for part in local_micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
-        batch = pack([pairs.rows[index] for index in part])
+
+    def of_pairs(batch: PackedBatch) -> tuple[Tensor]:
         logprobs, _, response_mask = response_logprobs(policy, batch)
-        result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
-    distributed.all_reduce_sum([result])
-    return result / distributed.replication(pairs.rows)
+        return (masked_mean(logprobs, response_mask, dim=1).view(-1, 2),)
+
+    return map_rows(pairs.rows, of_pairs)[0]

@@ -13,7 +13,7 @@ from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import distributed
-from trimtab.models.training.data import Pairs, context_length, read_pairs
+from trimtab.models.training.data import context_length, read_pairs
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import rehearsal_of
@@ -33,8 +33,12 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     summary = fit(
         model,
-        TrainingRows(pairs.rows, pairs.weight),
-        _pair_loss(model, pairs, config),
+        TrainingRows(
+            pairs.rows,
+            pairs.weight,
+            arguments=lambda at: (pairs.label[at], pairs.margin[at], pairs.weight[at]),
+        ),
+        _pair_loss(model, config),
         config.train,
         seed=config.seed,
         workdir=workdir,
@@ -46,19 +50,22 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
     write_json(workdir / "output" / "summary.json", summary)
 
 
-def _pair_loss(model: PreTrainedModel, pairs: Pairs, config: CPLConfig) -> LossFunction:
-    """CPL's loss of `pairs` for `fit`, with their labels, margins and weights."""
+def _pair_loss(model: PreTrainedModel, config: CPLConfig) -> LossFunction:
+    """CPL's loss of pairs for `fit`, with their labels, margins and weights, (b,) each."""
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+    def loss_function(
+        batch: PackedBatch, arguments: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Metrics]:
+        label, margin, weight = arguments
         logprobs, _, mask = response_logprobs(model, batch)
         scores = segment_scores(logprobs, mask, config.alpha, config.gamma).view(-1, 2)
         return cpl_loss(
             scores[:, 0],
             scores[:, 1],
             conservative_bias=config.conservative_bias,
-            label_chosen=pairs.label[indices],
-            margin=pairs.margin[indices],
-            weight=pairs.weight[indices],
+            label_chosen=label,
+            margin=margin,
+            weight=weight,
         )
 
     return loss_function

@@ -6,6 +6,7 @@ alone, over both responses of a pair behind one prompt.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -43,8 +44,8 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
     summary = fit(
         model,
-        TrainingRows(pairs.rows, pairs.weight),
-        _pair_loss(model, pairs, ref_logprobs, config),
+        TrainingRows(pairs.rows, pairs.weight, arguments=partial(_of_pairs, pairs, ref_logprobs)),
+        _pair_loss(model, config),
         config.train,
         seed=config.seed,
         workdir=workdir,
@@ -67,14 +68,23 @@ def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, dep
     return logprob_rows(reference, pairs.rows)
 
 
-def _pair_loss(
-    model: PreTrainedModel, pairs: Pairs, ref_logprobs: Tensor, config: DPOConfig
-) -> LossFunction:
-    """DPO's loss of `pairs` for `fit`, with their labels, margins and weights."""
+def _of_pairs(
+    pairs: Pairs, ref_logprobs: Tensor, indices: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The reference's log-probabilities (b, 2), label, margin and weight (b,) of b pairs."""
+    of_all = (ref_logprobs, pairs.label, pairs.margin, pairs.weight)
+    reference, label, margin, weight = (values[indices] for values in of_all)
+    return reference, label, margin, weight
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+
+def _pair_loss(model: PreTrainedModel, config: DPOConfig) -> LossFunction:
+    """DPO's loss for `fit`, of pairs with what `_of_pairs` says of them."""
+
+    def loss_function(
+        batch: PackedBatch, arguments: tuple[Tensor, Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Metrics]:
+        reference, label, margin, weight = arguments
         logprobs = response_logprobs(model, batch)[0].sum(1).view(-1, 2)
-        reference = ref_logprobs[indices]
         return dpo_loss(
             logprobs[:, 0],
             logprobs[:, 1],
@@ -82,9 +92,9 @@ def _pair_loss(
             reference[:, 1],
             beta=config.beta,
             label_smoothing=config.label_smoothing,
-            label_chosen=pairs.label[indices],
-            margin=pairs.margin[indices],
-            weight=pairs.weight[indices],
+            label_chosen=label,
+            margin=margin,
+            weight=weight,
         )
 
     return loss_function

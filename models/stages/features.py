@@ -119,15 +119,13 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
 
     Both on the CPU, for scikit-learn.
     """
-    features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
-    scores = torch.zeros(len(features))
+    features, scores = [], []
     for part in micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
-        places = [2 * index + side for index in part for side in (0, 1)]
         hidden = hidden_states(model, batch)
-        features[places] = hidden[batch.response_end].float()
-        scores[places] = read_rewards(model, hidden, batch)[0].float()
-    return features.cpu(), scores.cpu()
+        features.append(hidden[batch.response_end].float())
+        scores.append(read_rewards(model, hidden, batch)[0].float())
+    return torch.cat(features).cpu(), torch.cat(scores).cpu()
 
 
 def mixing(features: Tensor, is_chosen: Tensor, num_neighbours: int) -> Tensor:

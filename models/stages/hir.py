@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.policy import HIRConfig
 from trimtab.models.functional.hir import hir_loss, satisfied_instruction
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_ids
 from trimtab.models.nets.scoring import response_logprobs
@@ -56,8 +57,8 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
     satisfied = satisfied_instruction(scores, len(instructions))
     summary = fit(
         model,
-        TrainingRows(rows, torch.ones(len(rows))),
-        _relabelled_loss(model, config, satisfied, list(map(len, instructions))),
+        TrainingRows(rows, torch.ones(len(rows)), arguments=lambda indices: satisfied[indices]),
+        _relabelled_loss(model, config, list(map(len, instructions))),
         config.train,
         seed=config.seed,
         workdir=workdir,
@@ -100,20 +101,23 @@ def with_instructions(
 
 
 def _relabelled_loss(
-    model: PreTrainedModel, config: HIRConfig, satisfied: Tensor, lengths: Sequence[int]
+    model: PreTrainedModel, config: HIRConfig, lengths: Sequence[int]
 ) -> LossFunction:
-    """HIR's loss for `fit`; lengths: tokens of each instruction, which are not learned."""
-    first = torch.tensor(lengths)
+    """HIR's loss for `fit`, of rows with the instruction that each satisfies (b,).
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+    lengths: tokens of each instruction, which are not learned.
+    """
+    first = torch.tensor(lengths, device=current_device())
+
+    def loss_function(batch: PackedBatch, satisfied: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(model, batch)
-        shape = (len(indices), len(lengths), -1)
-        is_answer = torch.arange(mask.shape[1]) >= first[:, None]
+        shape = (len(satisfied), len(lengths), -1)
+        is_answer = torch.arange(mask.shape[1], device=mask.device) >= first[:, None]
         return hir_loss(
             logprobs.view(shape),
             entropies.view(shape),
             mask.view(shape) & is_answer,
-            satisfied[indices],
+            satisfied,
             contrastive_coef=config.contrastive_coef,
             entropy_coef=config.entropy_coef,
         )

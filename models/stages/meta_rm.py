@@ -35,13 +35,14 @@ from trimtab.models.training import distributed
 from trimtab.models.training.ascent import Ascent, WholeAscent
 from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.category_gate import fit_gate
-from trimtab.models.training.data import Pairs, context_length, read_pairs, read_prompts, write_rows
+from trimtab.models.training.data import context_length, read_pairs, read_prompts, write_rows
 from trimtab.models.training.learner import (
     Learner,
     LossFunction,
     Metrics,
     TrainingRows,
     accumulate,
+    built_ahead,
 )
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
@@ -77,8 +78,8 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     ascent = MetaAscent(config, model, meta_rows)
     summary = fit(
         model,
-        TrainingRows(pairs.rows, pairs.weight),
-        _pair_loss(model, pairs, config.margin),
+        TrainingRows(pairs.rows, pairs.weight, arguments=pair_batches_of(pairs).compared),
+        _pair_loss(model, config.margin),
         config.train,
         seed=config.seed,
         workdir=workdir,
@@ -143,8 +144,9 @@ class MetaAscent:
 
         The metric `ascent_length` is in the unit of the configuration's.
         """
-        rows, places = TrainingRows(drawn, torch.ones(len(drawn))), list(range(len(drawn)))
-        metrics = accumulate(ascent, rows, places, lambda indices: indices, self.max_tokens)
+        rows = TrainingRows(drawn, torch.ones(len(drawn)), arguments=lambda _: None)
+        micro = built_ahead(ascent, rows, range(len(drawn)), self.max_tokens)
+        metrics = accumulate(ascent, micro)
         del metrics["loss"]  # the objective
         distributed.all_reduce_sum(list(metrics.values()))
         norm, count = ascent.direction()
@@ -155,16 +157,16 @@ class MetaAscent:
         ascent.move(rate)
         return {**metrics, "ascent_length": rate * norm / step_length}
 
-    def objective(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+    def objective(self, batch: PackedBatch, _: None) -> tuple[Tensor, Metrics]:
         """J of a packed batch, whose prompts have equally many answers."""
         scores = response_scores(self.model, batch)
-        return difference_objective(scores.view(len(indices), -1))
+        return difference_objective(scores.view(len(batch.lengths), -1))
 
 
-def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
+def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
     """Ranking loss, for an Advantage Model with bounds (`margin`); importance ratios are all 1."""
     if not is_advantage_model(model):
-        return reward_loss(model, pair_batches_of(pairs))
+        return reward_loss(model)
 
     def compare(
         rewards: Tensor, expected: Tensor | None, compared: ComparedPairs
@@ -179,7 +181,7 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
             weight=compared.weight,
         )
 
-    return reward_loss(model, pair_batches_of(pairs), compare=compare)
+    return reward_loss(model, compare=compare)
 
 
 def _prompts(

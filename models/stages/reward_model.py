@@ -43,7 +43,6 @@ from trimtab.models.training.data import (
     splits_of,
     write_rows,
 )
-from trimtab.models.training.learner import TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import PairBatches, pair_batches_of, reward_loss
 from trimtab.models.training.peer_selection import PeerSelection, pairs_of_peer
@@ -81,7 +80,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     if config.category_heads:
         add_category_heads(model, categories_of(seen), config.seed)
     fit_gate(model, seen)
-    rankings = pair_batches_of(seen, config.ranking)
+    rankings = pair_batches_of(seen, config.ranking, imitates=config.imitation_coef > 0)
     curve = None
     if config.score_every is not None:
         held_out = inputs["preferences"] / "validation.jsonl"
@@ -92,8 +91,8 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         peer = _peer(config, inputs["policy"] / "model", model, rankings, heads)
         summary = fit(
             model,
-            TrainingRows(rankings.rows, rankings.weight),
-            reward_loss(model, rankings, config.imitation_coef, config.contrastive),
+            rankings.examples,
+            reward_loss(model, config.imitation_coef, config.contrastive),
             config.train,
             seed=config.seed,
             workdir=workdir,
@@ -130,11 +129,11 @@ def _peer(
     seed = config.seed + PEER_SEED
     peer = new_scorer(policy, seed)
     heads.enter_context(heads_of_terms(peer, config.model_copy(update={"seed": seed}), policy))
-    own = pair_batches_of(pairs_of_peer(rankings.pairs, peer))
+    own = pair_batches_of(pairs_of_peer(rankings.pairs, peer), imitates=rankings.imitates)
     return PeerSelection(
         (model, peer),
         (rankings, own),
-        reward_loss(peer, own, config.imitation_coef, config.contrastive),
+        reward_loss(peer, config.imitation_coef, config.contrastive),
         config.peer_selection,
         train=config.train,
         seed=seed,

@@ -12,7 +12,7 @@ Implementation details that matter:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.scoring import category_heads, heads_of
 from trimtab.models.nets.trunk import hidden_states
-from trimtab.models.training import distributed
-from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import Pairs
+from trimtab.models.training.scoring import map_rows
 
 Array = NDArray[Any]
 
@@ -66,11 +64,7 @@ def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
         taken = some_of_each(category, MOST_PROMPTS)
         prompts, category = [prompts[index] for index in taken], category[taken]
         dialogue = dialogue[taken]
-    states = torch.zeros(len(prompts), model.config.hidden_size)
-    for part, own in _prompt_states(model, prompts):
-        states[part] = own
-    distributed.all_reduce_sum([states])
-    features = (states / distributed.replication(prompts)).cpu().double().numpy()
+    features = _prompt_states(model, prompts).cpu().double().numpy()
     spread = features.std(0)
     spread[spread <= SMALLEST_SPREAD * np.abs(features).max(0)] = 1
     features /= spread
@@ -124,12 +118,9 @@ def gate_accuracy(model: PreTrainedModel, pairs: Pairs) -> float | None:
     prompts, category, _ = _prompts(pairs, names)
     if not prompts:
         return None
-    is_found = torch.zeros(len(prompts))
-    for part, states in _prompt_states(model, prompts):
-        likeliest = model.score(states)[:, -len(names) :].argmax(1)
-        is_found[part] = (likeliest == torch.as_tensor(category[part])).float()
-    distributed.all_reduce_sum([is_found])
-    return float(is_found.mean()) / distributed.replication(prompts)
+    with torch.no_grad():
+        likeliest = model.score(_prompt_states(model, prompts))[:, -len(names) :].argmax(1)
+    return float((likeliest.cpu() == torch.as_tensor(category)).float().mean())
 
 
 def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], Array, Array]:
@@ -164,14 +155,12 @@ def some_of_each(category: Array, count: int) -> Array:
     return np.unique(np.concatenate([firsts, even]))
 
 
-@torch.no_grad()
-def _prompt_states(
-    model: PreTrainedModel, rows: Sequence[Candidates]
-) -> Iterator[tuple[list[int], Tensor]]:
-    """The last hidden states (b, H) of b rows' prompts, and which rows; of this rank's share."""
+def _prompt_states(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """The last hidden states (N, H) of the prompts of N rows of one response."""
     was_training = model.training
     model.eval()
-    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
-        batch = pack([rows[index] for index in part])
-        yield part, hidden_states(model, batch)[batch.prompt_end].float()
+    (states,) = map_rows(
+        rows, lambda batch: (hidden_states(model, batch)[batch.prompt_end].float(),)
+    )
     model.train(was_training)
+    return states

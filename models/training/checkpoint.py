@@ -28,6 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trimtab.models.nets.device import current_device
 from trimtab.models.training import distributed, signals
 
 STATE_FILE = "state.pt"
@@ -289,7 +290,7 @@ def _restore_ledgers(workdir: Path, folder: Path) -> None:
 
 
 def _has_device() -> bool:
-    return torch.get_default_device().type != "cpu"
+    return current_device().type != "cpu"
 
 
 def checkpoint_or_stop(

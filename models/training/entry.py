@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trimtab.models.nets.device import current_device
 from trimtab.models.specs import SPECS
 from trimtab.models.training import checkpoint, distributed, signals
 
@@ -120,7 +121,7 @@ def _say_memory() -> None:
     """A line in the trainer's log: what the stage took of its GPU's memory at the most."""
     import torch
 
-    device = torch.get_default_device()
+    device = current_device()
     if device.type != "cuda":
         return
     used, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

@@ -25,6 +25,7 @@ from transformers import (
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.data.messages import dialogue_of
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
@@ -58,13 +59,14 @@ class ExternalScorer:
         name = str(folder) if folder.is_dir() else name
         if (folder / "adapter_config.json").is_file():
             raise ValueError(f"{name}: found an adapter; allowed: merged weights")
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            name,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with current_device():
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                name,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         if model.config.num_labels != 1:
             raise ValueError(
                 f"{name}: found {model.config.num_labels} labels; allowed: a reward model of one"

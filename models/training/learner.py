@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets.device import current_device, on_device
 from trimtab.models.nets.freezing import load_trained_state, trained_parameters, trained_state
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack_on_host
 from trimtab.models.training import distributed
 from trimtab.models.training.ascent import (
     Accumulator,
@@ -136,46 +138,77 @@ def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows that a model is trained on.
+    """Rows that a model is trained on. All of it lies on the host.
 
     weights: (N,), the weight of each row in the mean loss (its pairs or tokens), so that micro
     batches and ranks give the loss of one large batch. parts: lists of row indices that are trained
     on one after another, each for all epochs, under one schedule. None: all rows are one part.
+    arguments: of some rows' indices the loss's further arguments, whose tensors go to the device
+    with the packed rows; the indices themselves (b,) where a loss needs nothing else.
     """
 
     rows: Sequence[Candidates]
     weights: Tensor
     parts: Sequence[Sequence[int]] | None = None
+    arguments: Callable[[list[int]], Any] = torch.tensor
+
+
+class MicroBatch(NamedTuple):
+    """What goes through the model at once; batch and arguments are on the device.
+
+    share: of the step's mean loss, 0 where the rows were passed before. is_last: of its batch.
+    """
+
+    batch: PackedBatch
+    arguments: Any
+    share: Tensor
+    is_last: bool
+
+
+def built_ahead(
+    learner: Accumulator[Any], data: TrainingRows, batch: Sequence[int], max_tokens: int
+) -> Iterator[MicroBatch]:
+    """This rank's micro batches of a batch; the first has been built when this returns.
+
+    The others are while the device computes those before them, for which the host does not wait.
+    """
+    micro = _built(learner, data, batch, max_tokens)
+    return chain([next(micro)], micro)
+
+
+def _built(
+    learner: Accumulator[Any], data: TrainingRows, batch: Sequence[int], max_tokens: int
+) -> Iterator[MicroBatch]:
+    rows, weights = data.rows, data.weights
+    batch = sorted(batch, key=lambda index: rows[index].num_tokens)
+    total = distributed.replication(batch) * weights[batch].sum()
+    parts = _parts(learner, rows, batch, max_tokens)
+    for number, (part, counts) in enumerate(parts, start=1):
+        packed = pack_on_host([rows[index] for index in part])
+        share = weights[part].sum() / total if counts else torch.zeros(())
+        yield MicroBatch(
+            *on_device((packed, data.arguments(part))), share, is_last=number == len(parts)
+        )
 
 
 def accumulate(
-    learner: Accumulator[T],
-    data: TrainingRows,
-    batch: Sequence[int],
-    arguments: Callable[[Tensor], T],
-    max_tokens: int,
+    learner: Accumulator[Any],
+    micro_batches: Iterable[MicroBatch],
     *,
     coefficient: float = 1.0,
     is_last: bool = True,
 ) -> Metrics:
     """Add the gradient of `coefficient` times a batch's loss, micro batch by micro batch.
 
-    The loss is a mean weighted by `data.weights`. `arguments(indices)` gives the loss's further
-    arguments for the rows of `indices` (b,). Returns this rank's part of mean loss and metrics, to
-    be summed over ranks. `is_last`: the learner's step comes next.
+    Returns this rank's part of mean loss and metrics, to be summed over ranks. `is_last`: the
+    learner's step comes next.
     """
-    rows, weights = data.rows, data.weights
-    batch = sorted(batch, key=lambda index: rows[index].num_tokens)
-    parts = _parts(learner, rows, batch, max_tokens)
-    total = distributed.replication(batch) * weights[batch].sum()
-    sums: Metrics = defaultdict(lambda: torch.zeros(()))
-    for number, (part, counts) in enumerate(parts, start=1):
-        indices = torch.tensor(part, device="cpu")  # a loss may look into them without waiting
-        loss, metrics = learner.loss(pack([rows[index] for index in part]), arguments(indices))
-        share = weights[indices].sum() / total if counts else torch.zeros(())
-        learner.backward(coefficient * loss * share, is_last and number == len(parts))
+    sums: Metrics = defaultdict(lambda: torch.zeros((), device=current_device()))
+    for micro in micro_batches:
+        loss, metrics = learner.loss(micro.batch, micro.arguments)
+        learner.backward(coefficient * loss * micro.share, is_last and micro.is_last)
         for name, value in {"loss": loss.detach(), **metrics}.items():
-            sums[name] = sums[name] + value * share
+            sums[name] = sums[name] + value * micro.share
     return dict(sums)
 
 

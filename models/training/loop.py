@@ -5,7 +5,7 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +28,10 @@ from trimtab.models.training.learner import (
     Learner,
     LossFunction,
     Metrics,
+    MicroBatch,
     TrainingRows,
     accumulate,
+    built_ahead,
     new_learner,
 )
 from trimtab.models.training.nll_term import DrawnTerm, with_term
@@ -73,8 +75,8 @@ def fit(
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
-    rows of their batches, those that a peer leaves out too. `loss_function(batch, indices)` gets a
-    packed batch and the indices (b,) of its rows, and returns (loss, metrics), means weighted by
+    rows of their batches, those that a peer leaves out too. `loss_function(batch, arguments)` gets
+    a packed batch and its `data.arguments`, and returns (loss, metrics), means weighted by
     `data.weights`. All ranks return, each with the whole model: call `distributed.leave` once they
     are no longer needed.
     """
@@ -93,14 +95,19 @@ def fit(
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
     model.train()
+    limit = config.micro_batch_tokens
+    upcoming: Iterator[MicroBatch] | None = None
     for step in range(start, num_steps):
         rate = scheduled_rate(config, step, num_steps)
         seed_dropout(seed, step, distributed.rank())
         batch, chosen = _chosen(extras.peer, batches[step], step / num_steps, rate)
+        micro = upcoming or built_ahead(learner, data, batch, limit)
         with nullcontext({}) if extras.ascend is None else extras.ascend(step, learner) as extra:
-            metrics = _gradient(learner, data, batch, config, drawn_rows[step])
+            metrics = _gradient(learner, micro, drawn_rows[step], limit)
             metrics |= {**extra, **chosen}
         metrics["grad_norm"] = learner.step(rate)
+        if extras.peer is None and step + 1 < num_steps:  # before the metrics are waited for
+            upcoming = built_ahead(learner, data, batches[step + 1], limit)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == num_steps:
             progress.advance(step + 1, num_steps)
@@ -157,18 +164,14 @@ def _batches(
 
 def _gradient(
     learner: Learner[Any],
-    data: TrainingRows,
-    batch: list[int],
-    config: TrainConfig,
+    micro_batches: Iterator[MicroBatch],
     drawn_rows: Drawn | None,
+    max_tokens: int,
 ) -> Metrics:
     """Gradients of one batch and of the further term; mean metrics over all ranks."""
-    limit = config.micro_batch_tokens
-    metrics = accumulate(
-        learner, data, batch, lambda indices: indices, limit, is_last=drawn_rows is None
-    )
+    metrics = accumulate(learner, micro_batches, is_last=drawn_rows is None)
     if drawn_rows is not None:
         term, drawn = drawn_rows
-        metrics |= term.accumulate(learner, drawn, limit, is_last=True)
+        metrics |= term.accumulate(learner, drawn, max_tokens, is_last=True)
     distributed.all_reduce_sum(list(metrics.values()))
     return metrics

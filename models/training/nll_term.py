@@ -27,7 +27,14 @@ from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training.data import context_length, encode_dialogues
-from trimtab.models.training.learner import Learner, LossFunction, Metrics, TrainingRows, accumulate
+from trimtab.models.training.learner import (
+    Learner,
+    LossFunction,
+    Metrics,
+    TrainingRows,
+    accumulate,
+    built_ahead,
+)
 from trimtab.models.training.scoring import with_trunk
 
 
@@ -71,12 +78,11 @@ class DrawnTerm(ABC):
 
         Result and `is_last` as in `learner.accumulate`.
         """
+        weights = torch.tensor([self.weight(row) for row in drawn])
+        data = TrainingRows(drawn, weights, arguments=lambda _: None)
         found = accumulate(
             learner,
-            TrainingRows(drawn, torch.tensor([self.weight(row) for row in drawn])),
-            range(len(drawn)),
-            lambda _: None,
-            max_tokens,
+            built_ahead(learner, data, range(len(drawn)), max_tokens),
             coefficient=self.coefficient_for(drawn),
             is_last=is_last,
         )

@@ -14,7 +14,7 @@ Implementation details that matter:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,11 +25,17 @@ from transformers import PreTrainedModel
 from trimtab.models.config.reward import ContrastiveConfig
 from trimtab.models.functional.contrastive import preference_differences, simcse_loss, swav_loss
 from trimtab.models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
-from trimtab.models.nets.packing import Candidates, PackedBatch, merged_candidates
+from trimtab.models.nets.packing import (
+    Candidates,
+    PackedBatch,
+    ResponseTokens,
+    merged_candidates,
+    tokens_of_responses,
+)
 from trimtab.models.nets.scoring import read_logprobs, read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.data import Pairs
-from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 
 MAX_RESPONSES = 9
 
@@ -38,7 +44,8 @@ class ComparedPairs(NamedTuple):
     """The P pairs of a packed batch, (P,) each.
 
     number: of all pairs. better, worse: which of the batch's responses they compare. label, margin,
-    weight: as in `ranking_loss`.
+    weight: as in `ranking_loss`. preferred: tokens of the m different preferred responses, if they
+    are imitated; of_pair: which of the m is a pair's.
     """
 
     number: Tensor
@@ -47,6 +54,8 @@ class ComparedPairs(NamedTuple):
     label: Tensor
     margin: Tensor
     weight: Tensor
+    preferred: ResponseTokens | None = None
+    of_pair: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class PairBatches:
 
     rows: N candidates. weight: (N,), what each counts in the mean loss. places: for each row its
     pairs as (number of the pair, place of its preferred response in the row, place of the other).
-    pair_weight: (P,) of all pairs.
+    pair_weight: (P,) of all pairs. imitates: whether preferred responses are imitated.
     """
 
     rows: list[Candidates]
@@ -63,15 +72,26 @@ class PairBatches:
     places: list[list[tuple[int, int, int]]]
     pairs: Pairs
     pair_weight: Tensor
+    imitates: bool = False
 
-    def compared(self, indices: Tensor) -> ComparedPairs:
-        """The pairs of the batch that packs the rows of `indices` (b,)."""
+    @property
+    def examples(self) -> TrainingRows:
+        """For `fit` with a `reward_loss`."""
+        return TrainingRows(self.rows, self.weight, arguments=self.compared)
+
+    def compared(self, indices: Sequence[int]) -> ComparedPairs:
+        """The pairs of the batch that packs the rows of `indices`, on the host."""
         found: list[tuple[int, int, int]] = []
         start = 0
-        for index in indices.tolist():
+        for index in indices:
             found += [(pair, start + one, start + two) for pair, one, two in self.places[index]]
             start += len(self.rows[index].responses)
         number, better, worse = torch.tensor(found).unbind(1)
+        preferred, of_pair = None, None
+        if self.imitates:
+            different, of_pair = better.unique(return_inverse=True)
+            rows = [self.rows[index] for index in indices]
+            preferred = tokens_of_responses(rows, different.tolist())
         return ComparedPairs(
             number,
             better,
@@ -79,10 +99,14 @@ class PairBatches:
             self.pairs.label[number],
             self.pairs.margin[number],
             self.pair_weight[number],
+            preferred,
+            of_pair,
         )
 
 
-def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> PairBatches:
+def pair_batches_of(
+    pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs", *, imitates: bool = False
+) -> PairBatches:
     """Every pair an example of its own, or all pairs of a prompt, group and category together.
 
     Raises ValueError for a prompt with more than MAX_RESPONSES different responses.
@@ -108,7 +132,7 @@ def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs")
         example[members] = number
     weight = per_prompt_weight(pairs.weight, example)
     total = weight.new_zeros(len(rows)).index_add(0, example, weight)
-    return PairBatches(rows, total, places, pairs, weight)
+    return PairBatches(rows, total, places, pairs, weight, imitates)
 
 
 def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int, int, int]]:
@@ -144,19 +168,17 @@ def ranking_of_rewards(
 
 def reward_loss(
     model: PreTrainedModel,
-    rankings: PairBatches,
     imitation_coef: float = 0.0,
     contrastive: ContrastiveConfig | None = None,
     compare: Compare = ranking_of_rewards,
 ) -> LossFunction:
-    """The loss of `rankings` for `fit`, with the terms that are asked for.
+    """The loss of `PairBatches.examples` for `fit`, with the terms that are asked for.
 
     `compare` + imitation_coef * NLL(preferred response) [PPO section 3.1], with the model's
     language-model head, + contrastive.coef * contrastive loss [RM section 3.1].
     """
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        compared = rankings.compared(indices)
+    def loss_function(batch: PackedBatch, compared: ComparedPairs) -> tuple[Tensor, Metrics]:
         num_views = 1 if contrastive is None else 2
         views = [hidden_states(model, batch) for _ in range(num_views)]
         losses, metrics = zip(
@@ -188,8 +210,9 @@ def _view_loss(
     loss, metrics = compare(*read_rewards(model, hidden, batch), compared)
     if imitation_coef == 0:
         return loss, metrics
-    preferred, of_pair = compared.better.unique(return_inverse=True)
-    logprobs, _, mask = read_logprobs(model, hidden, batch, chosen=preferred)
+    of_pair = compared.of_pair
+    assert of_pair is not None, "pairs that are imitated need their tokens"
+    logprobs, _, mask = read_logprobs(model, hidden, batch, chosen=compared.preferred)
     term, further = imitation_loss(logprobs[of_pair], mask[of_pair], weight=compared.weight)
     return loss + imitation_coef * term, {**metrics, **further}
 

@@ -30,8 +30,8 @@ from trimtab.models.training.learner import (
     Learner,
     LossFunction,
     Metrics,
-    TrainingRows,
     accumulate,
+    built_ahead,
     new_learner,
 )
 from trimtab.models.training.pair_batches import PairBatches
@@ -87,7 +87,7 @@ class PeerSelection:
         `loss_function`. seed: of the peer's adapters."""
         self.models, self.pairs, self.config = models, pairs, config
         self.loss_function, self.train, self.seed = loss_function, train, seed
-        self.data = TrainingRows(pairs[1].rows, pairs[1].weight)
+        self.data = pairs[1].examples
         self.learner: Learner[Any] | None = None
 
     def begin(self, state: dict[str, Any] | None) -> None:
@@ -115,9 +115,8 @@ class PeerSelection:
         of_model, of_peer = (self._wrong_order(number, batch) for number in (0, 1))
         own, peer = best_ordered(of_peer, kept), best_ordered(of_model, kept)
         chosen = [batch[place] for place in peer]
-        accumulate(
-            self.learner, self.data, chosen, lambda rows: rows, self.train.micro_batch_tokens
-        )
+        limit = self.train.micro_batch_tokens
+        accumulate(self.learner, built_ahead(self.learner, self.data, chosen, limit))
         self.learner.step(learning_rate)
         metrics = {
             "kept_share": torch.tensor(kept / len(batch)),

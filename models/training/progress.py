@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from trimtab.models.training import distributed
@@ -31,9 +32,12 @@ class Progress:
         self.path = workdir / "metrics.jsonl"
         self.before, self.total = done, of
 
-    def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
-        """Record metrics of one step; raises `NotFiniteError` naming the first bad one."""
-        values = {name: float(value) for name, value in metrics.items()}
+    def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """Record metrics of one step and return them.
+
+        All are read from the device at once. Raises `NotFiniteError` naming the first bad one.
+        """
+        values = _numbers(metrics)
         self._append({"step": step, "time": time.time(), "metrics": values})
         for name, value in values.items():
             if not math.isfinite(value):
@@ -41,6 +45,7 @@ class Progress:
                     f"{name} became {value} at step {step}; lower the learning rate or check the "
                     f"data of this step (see {self.path})"
                 )
+        return values
 
     def follow(self, items: Iterable[T], total: int) -> Iterator[T]:
         """The items as they come, `total` of them; records progress at each fortieth."""
@@ -58,6 +63,18 @@ class Progress:
         if distributed.is_rank_zero():
             with self.path.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
+
+
+def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """The metrics as numbers; the host waits once for those on the device."""
+    on_device = {
+        name: value.double()
+        for name, value in metrics.items()
+        if isinstance(value, Tensor) and value.device.type != "cpu"
+    }
+    read = torch.stack(list(on_device.values())).tolist() if on_device else []
+    numbers = dict(zip(on_device, read, strict=True))
+    return {name: float(numbers.get(name, value)) for name, value in metrics.items()}
 
 
 def write_json(path: Path, value: object) -> None:

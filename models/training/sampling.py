@@ -58,7 +58,7 @@ def sample(
     batches = decoding_batches(prompts, length, limit, at_least)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     # Token ids are stored as one more each, before zeros.
-    tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))
+    tokens, logprobs, entropies = (torch.zeros_like(draws) for _ in range(3))
     done = 0
     for batch in distributed.shard(batches):
         texts = [prompts[row] for row in batch]

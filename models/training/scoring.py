@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes
+from trimtab.models.nets.device import on_device
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.packing import (
     Candidates,
@@ -28,12 +30,15 @@ from trimtab.models.training.data import context_length
 
 
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
-    """Scores (N, k) of N rows with k responses each; ranks share the work out."""
+    """Scores (N, k), on the host, of N rows with k responses each; ranks share the work out."""
     return _of_responses(model, rows, response_scores)
 
 
 def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
-    """Log-probabilities (N, k), nats, of N rows' k whole responses; ranks share the work out."""
+    """Log-probabilities (N, k), nats, on the host, of N rows' k whole responses.
+
+    Ranks share the work out.
+    """
 
     def total(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         return response_logprobs(model, batch)[0].sum(1)
@@ -41,7 +46,6 @@ def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     return _of_responses(model, rows, total)
 
 
-@torch.no_grad()
 def _of_responses(
     model: PreTrainedModel,
     rows: Sequence[Candidates],
@@ -50,13 +54,41 @@ def _of_responses(
     """`function` of every response (N, k), computed in evaluation mode."""
     was_training = model.training
     model.eval()
-    found = torch.zeros(len(rows), len(rows[0].responses))
-    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
-        batch = pack([rows[index] for index in part])
-        found[part] = function(model, batch).view(len(part), -1)
+    (found,) = map_rows(rows, lambda batch: (function(model, batch).view(len(batch.lengths), -1),))
     model.train(was_training)
-    distributed.all_reduce_sum([found])
-    return found / distributed.replication(rows)
+    return found.cpu()
+
+
+@torch.no_grad()
+def map_rows(
+    rows: Sequence[Candidates],
+    function: Callable[[PackedBatch], tuple[Tensor, ...]],
+    width: int | None = None,
+) -> tuple[Tensor, ...]:
+    """`function` of N rows, micro batch by micro batch: its answers (b, ...) joined to (N, ...).
+
+    width: of answers (b, l) that differ in l, the longest; behind shorter ones stands 0. Ranks
+    share the rows out and all get the whole, on the device; the host waits for none of it.
+    """
+    parts = list(local_micro_batches(rows, chunk_sizes.PASS_TOKENS))
+    answers = zip(*(function(pack([rows[index] for index in part])) for part in parts), strict=True)
+    joined = [_joined(own, width) for own in answers]
+    # The rows of other ranks are read from the zeros behind this rank's.
+    mine = [index for part in parts for index in part]
+    source = torch.full((len(rows),), len(mine))
+    source[mine] = torch.arange(len(mine))
+    source, times = on_device(source), distributed.replication(rows)
+    whole = [own[source] for own in joined]
+    sums = [own.float() for own in whole]
+    distributed.all_reduce_sum(sums)
+    return tuple((total / times).to(own.dtype) for total, own in zip(sums, whole, strict=True))
+
+
+def _joined(answers: Sequence[Tensor], width: int | None) -> Tensor:
+    """Answers one behind another, each as wide, and a row of zeros."""
+    if width is not None:
+        answers = [F.pad(answer, (0, width - answer.shape[1])) for answer in answers]
+    return torch.cat([*answers, answers[0].new_zeros(1, *answers[0].shape[1:])])
 
 
 def score_texts(

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.policy import PPOConfig
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.lora import merged_weights
 from trimtab.models.nets.packing import Candidates, pack
@@ -82,8 +83,8 @@ class VllmSampler:
         response has a seed of its own. Raises VllmError.
         """
         seeds = torch.randint(2**31, (len(prompts),), generator=generator, device="cpu").tolist()
-        tokens = torch.zeros(len(prompts), sampling.max_new_tokens)
-        gap = torch.zeros(())
+        tokens = torch.zeros(len(prompts), sampling.max_new_tokens, device=current_device())
+        gap = torch.zeros((), device=current_device())
         if distributed.is_rank_zero():
             self._give_weights(policy)
             found = self._ask(
@@ -130,7 +131,7 @@ class VllmSampler:
             except OSError as error:
                 raise VllmError(f"{PYTHON}: {error}") from error
         assert self.config.vllm is not None
-        is_cpu = torch.get_default_device().type == "cpu"
+        is_cpu = current_device().type == "cpu"
         arguments = {
             "model": str(folder),
             "skip_tokenizer_init": True,
@@ -170,8 +171,8 @@ class VllmSampler:
         rows = [Candidates(prompt, (response,)) for prompt, response in pairs]
         with torch.no_grad():
             ours, _, mask = response_logprobs(policy, pack(rows))
-        theirs = torch.tensor([value for noted in found["logprobs"][:CHECKED] for value in noted])
-        gap = (ours[mask] - theirs).abs().mean()
+        theirs = [value for noted in found["logprobs"][:CHECKED] for value in noted]
+        gap = (ours[mask] - ours.new_tensor(theirs)).abs().mean()
         if not gap <= TOLERANCE[self.dtype]:
             raise VllmError(
                 f"vLLM's log-probabilities are {float(gap):.3g} nats a token from the policy's in "

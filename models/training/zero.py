@@ -36,6 +36,7 @@ from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import check_trained_names
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import has_narrow_products
@@ -244,7 +245,7 @@ class ZeroLearner:
             _replace_parameters(self.model, values)
         gc.collect()  # the engine, its optimiser and the old parameters refer to one another
         if distributed.is_rank_zero():
-            self.model.to(torch.get_default_device())
+            self.model.to(current_device())
 
     def _gathered_parameters(self) -> dict[str, Tensor]:
         """All parameters in the first rank's host, nothing on others."""
@@ -321,7 +322,7 @@ class PartedAscent:
         """As in `Ascent`."""
         self.values = self.learner.take_gradients()
         norms = torch.stack([torch.linalg.vector_norm(value) for value in self.values])
-        squares = norms.square().sum().to(torch.get_default_device())
+        squares = norms.square().sum().to(current_device())
         distributed.all_reduce_sum([squares])
         return squares.sqrt(), sum(shape.numel() for shape in self.learner.shapes.values())
 

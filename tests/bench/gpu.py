@@ -122,12 +122,14 @@ def attention_runs(
     """Output, seconds of the last of four turns, relative errors of output and gradients."""
     torch.manual_seed(0)
     tokens, size = sum(map(sum, lengths)), HIDDEN // HEADS
-    weights = torch.randn(tokens, HEADS, size)
-    whole = [torch.randn(1, heads, tokens, size) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
-    whole = [each.bfloat16().double() for each in whole]
+    weights = torch.randn(tokens, HEADS, size, device="cuda")
+    whole = [
+        torch.randn(1, heads, tokens, size, device="cuda").bfloat16().double()
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
 
     def rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mask = attention.further_mask(lengths, query.dtype)
+        mask = attention.further_mask(lengths, query.dtype, query.device)
         found = attention._attend_rows(query, key, value, mask, 0.0, None, lengths)
         return found.transpose(1, 2)[0]
 
@@ -336,8 +338,8 @@ def sampled(arm: str, material: Path) -> float:
             decode(model, tokenizer, prompts, Sampling(1.0, RESPONSE), draws)
         else:
             model.generate(
-                torch.tensor(prompts),
-                attention_mask=torch.ones(ROWS, PROMPT, dtype=torch.long),
+                torch.tensor(prompts, device="cuda"),
+                attention_mask=torch.ones(ROWS, PROMPT, dtype=torch.long, device="cuda"),
                 do_sample=True,
                 top_k=0,
                 min_new_tokens=RESPONSE,

@@ -138,8 +138,8 @@ def _epoch(scorer: PreTrainedModel, rows: list[Candidates], config: TrainConfig)
     none: list[str | None] = [None] * count
     pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
     with tempfile.TemporaryDirectory() as folder:
-        loss = reward_loss(scorer, pair_batches_of(pairs))
-        data = TrainingRows(rows, pairs.weight)
+        loss = reward_loss(scorer)
+        data = TrainingRows(rows, pairs.weight, arguments=pair_batches_of(pairs).compared)
         fit(scorer, data, loss, config, seed=0, workdir=Path(folder))
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [row["time"] for row in map(json.loads, lines) if "metrics" in row]

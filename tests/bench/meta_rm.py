@@ -24,7 +24,6 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.nets.loading import load_tokenizer, new_scorer
 from trimtab.models.stages.meta_rm import MetaAscent
 from trimtab.models.training.data import Pairs, read_pairs
-from trimtab.models.training.learner import TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 
@@ -66,8 +65,8 @@ def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) ->
     ascend = MetaAscent(config, model, pairs.rows) if is_meta else None
     fit(
         model,
-        TrainingRows(pairs.rows, pairs.weight),
-        reward_loss(model, pair_batches_of(pairs)),
+        pair_batches_of(pairs).examples,
+        reward_loss(model),
         config.train,
         seed=0,
         workdir=work,

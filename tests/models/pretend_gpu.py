@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from trimtab.models.nets.device import current_device, set_device
+
 T = TypeVar("T")
 NAME = "pretend"
 # Of these, the first two read from any device; the others take indices from the CPU.
@@ -61,7 +63,7 @@ class PretendTensor(Tensor):
         return self.inner.untyped_storage()
 
     def tolist(self) -> Any:
-        return self.inner.tolist()
+        return self.cpu().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.inner.__reduce_ex__(protocol)
@@ -161,7 +163,7 @@ def install() -> None:
         return lambda *args, **kwargs: _compute(op, args, kwargs)
 
     def copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        return _compute(aten.copy_.default, (target, source), {})
+        return _compute(aten.copy_.default, (target, source, non_blocking), {})
 
     library.impl("empty_strided", made_by(aten.empty_strided.default), "PrivateUse1")
     library.impl("empty.memory_format", made_by(aten.empty.memory_format), "PrivateUse1")
@@ -171,7 +173,7 @@ def install() -> None:
 
 
 def on_device(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function finds in a process that has the device, and makes new tensors there."""
+    """What a function finds in a process whose models are on the device."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, fork, initializer=_use) as pool:
         return pool.submit(function, *arguments).result()
@@ -179,15 +181,24 @@ def on_device(function: Callable[..., T], *arguments: Any) -> T:
 
 def _use() -> None:
     install()
-    torch.set_default_device(torch.device(NAME, 0))
+    set_device(torch.device(NAME, 0))
 
 
 def main(job_path: str) -> None:
     install()
-    from trimtab.models.training import entry
+    from trimtab.models.training import distributed, entry
+
+    real = distributed.all_reduce_sum
+
+    def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
+        places = {tensor.device.type for tensor in tensors}
+        assert places <= {NAME}, f"ranks of GPUs cannot sum what lies on {places}"
+        real(tensors)
+
+    distributed.all_reduce_sum = all_reduce_sum
 
     entry.main(job_path)
     is_strict = os.environ.get(entry.DETERMINISTIC) == "1"
     assert torch.are_deterministic_algorithms_enabled() is is_strict
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_strict
-    assert torch.get_default_device().type == NAME
+    assert current_device().type == NAME and torch.get_default_device().type == "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.masked import masked_mean, masked_whiten
 from trimtab.models.functional.ppo import (
@@ -20,16 +19,15 @@ from trimtab.models.functional.ppo import (
     normalise_scores,
     token_rewards,
 )
+from trimtab.models.nets.device import on_device
 from trimtab.models.nets.generation import Samples, Sampling
-from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.nets.scoring import response_logprobs, response_values
 from trimtab.models.stages.ppo_max.scorers import Scorers
-from trimtab.models.training import distributed
-from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.learner import Metrics, ModelHandle
 from trimtab.models.training.sampling import encode_prompts, sample
-from trimtab.models.training.scoring import with_trunk
+from trimtab.models.training.scoring import map_rows, with_trunk
 from trimtab.models.training.vllm_sampler import VllmSampler
 
 
@@ -39,8 +37,8 @@ class Experience:
 
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
-    scorer or judge, or combined from several; normalised_scores: (N,) after scaling or
-    normalisation and clipping. reported: metrics of the switches that are on.
+    scorer or judge, or combined from several, on the host; normalised_scores: (N,) after scaling
+    or normalisation and clipping. reported: metrics of the switches that are on.
     """
 
     rows: list[Candidates]
@@ -104,16 +102,17 @@ def collect(
             config, tokenizer, prompts, sampled, generator, models.vllm
         )
         rows = with_trunk(sampled, rows, models.shared_layers)
-        old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
+        width = max(len(row.responses[0]) for row in rows)
+        old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted, width)
     with models.reference.gathered() as referring:
-        ref_logprobs, _, response_mask = map_micro_batches(
-            rows, lambda batch: response_logprobs(referring, batch, config.temperature)
+        ref_logprobs, _, response_mask = map_rows(
+            rows, lambda batch: response_logprobs(referring, batch, config.temperature), width
         )
     with models.critic.gathered() as valuing:
-        values, _ = map_micro_batches(rows, lambda batch: response_values(valuing, batch))
+        values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
-    normalised = _treat(config, scores, moments)
+    normalised = on_device(_treat(config, scores, moments))
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
     return Experience(
@@ -170,6 +169,7 @@ def _own_logprobs(
     policy: PreTrainedModel,
     rows: Sequence[Candidates],
     noted: Samples | None,
+    width: int,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N, L) of sampled tokens, as the update computes them.
 
@@ -177,11 +177,10 @@ def _own_logprobs(
     ratio to the noted ones would not start at 1: they are computed again, as for vLLM's samples.
     """
     if noted is None or has_narrow_products():
-        logprobs, entropies, _ = map_micro_batches(
-            rows, lambda batch: response_logprobs(policy, batch, config.temperature)
+        logprobs, entropies, _ = map_rows(
+            rows, lambda batch: response_logprobs(policy, batch, config.temperature), width
         )
         return logprobs, entropies
-    width = max(len(row.responses[0]) for row in rows)
     return noted.logprobs[:, :width], noted.entropies[:, :width]
 
 
@@ -231,25 +230,3 @@ def _texts(
         }
         for prompt, response, score in zip(prompts, responses, scores.tolist(), strict=True)
     ]
-
-
-def map_micro_batches(
-    rows: Sequence[Candidates],
-    function: Callable[[PackedBatch], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
-    """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L).
-
-    Ranks share the rows out.
-    """
-    width = max(len(row.responses[0]) for row in rows)
-    joined: list[Tensor] = []
-    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
-        answers = function(pack([rows[index] for index in part]))
-        if not joined:
-            joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
-        for whole, answer in zip(joined, answers, strict=True):
-            whole[part, : answer.shape[1]] = answer
-    sums = [answer.float() for answer in joined]
-    distributed.all_reduce_sum(sums)
-    times = distributed.replication(rows)
-    return tuple((total / times).to(own.dtype) for total, own in zip(sums, joined, strict=True))

@@ -169,12 +169,11 @@ class PPORun:
             metrics = {**experience.monitors(), **learned}
             if self.config.kl_target is not None:
                 metrics["kl_coef"] = torch.tensor(self.kl_coef)
-                if updates_policy:
-                    self._steer(float(metrics["kl"]), len(batch))
             self.step += 1
-            progress.log(self.step, metrics)
+            history.append(progress.log(self.step, metrics))
             progress.advance(self.step, total)
-            history.append({name: float(value) for name, value in metrics.items()})
+            if self.config.kl_target is not None and updates_policy:
+                self._steer(history[-1]["kl"], len(batch))
             rollouts.append(self.step, experience)
             reason = collapse_reason(history, self.config.guard)
             if reason is not None and self.config.guard.action != "warn":

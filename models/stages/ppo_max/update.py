@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import entropy_loss, policy_loss, value_loss
+from trimtab.models.nets.device import on_device
 from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs, response_values
@@ -25,12 +26,14 @@ from trimtab.models.training.learner import (
     Metrics,
     TrainingRows,
     accumulate,
+    built_ahead,
     new_learner,
 )
 from trimtab.models.training.nll_term import NLLTerm, with_term
 
-# Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
-Beside = tuple[Tensor, Tensor]
+# What the policy's, or the critic's, loss needs beside the tokens of n responses: two values (N, L)
+# of the tokens of all, which lie on the device, and which they are (n,).
+Beside = tuple[Tensor, Tensor, Tensor]
 
 
 class ActorCritic:
@@ -90,13 +93,9 @@ class ActorCritic:
         return {name: torch.stack(values).mean() for name, values in metrics.items()}
 
     def _critic_step(self, experience: Experience, batch: list[int], share: float) -> Metrics:
-        found = accumulate(
-            self.critic,
-            TrainingRows(experience.rows, experience.response_mask.sum(1)),
-            batch,
-            lambda indices: (experience.values[indices], experience.returns[indices]),
-            self.config.micro_batch_tokens,
-        )
+        data = _training_rows(experience, experience.values, experience.returns)
+        limit = self.config.micro_batch_tokens
+        found = accumulate(self.critic, built_ahead(self.critic, data, batch, limit))
         metrics = _named("value", found)
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["value_grad_norm"] = self.critic.step(share * self.config.critic_learning_rate)
@@ -108,23 +107,21 @@ class ActorCritic:
         advantages = experience.advantages
         clipped: Metrics = {}
         if whitens_minibatches(self.config):
-            advantages = advantages.clone()
-            advantages[batch], clipped = treat_advantages(
-                self.config, advantages[batch], experience.response_mask[batch]
+            at = on_device(torch.tensor(batch))
+            treated, clipped = treat_advantages(
+                self.config, advantages[at], experience.response_mask[at]
             )
+            advantages = advantages.index_copy(0, at, treated)
+        data, limit = _training_rows(experience, old, advantages), self.config.micro_batch_tokens
         found = accumulate(
             self.policy,
-            TrainingRows(experience.rows, experience.response_mask.sum(1)),
-            batch,
-            lambda indices: (old[indices], advantages[indices]),
-            self.config.micro_batch_tokens,
+            built_ahead(self.policy, data, batch, limit),
             is_last=not self.nll_terms,
         )
         metrics = _named("policy", found)
         for term in self.nll_terms:
             drawn, is_last = term.draw(self.generator), term is self.nll_terms[-1]
             self._count(drawn, 1)
-            limit = self.config.micro_batch_tokens
             metrics |= term.accumulate(self.policy, drawn, limit, is_last)
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(share * self.config.policy_learning_rate)
@@ -155,11 +152,11 @@ def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrai
 
 
 def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """The clipped loss of responses with (the ratio's denominator, advantages)."""
+    """The clipped loss of responses beside (the ratio's denominator, advantages)."""
 
     def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
-        old, advantages = (values[:, : mask.shape[1]] for values in beside)
+        old, advantages = _of_batch(beside, mask.shape[1])
         loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)
         if config.entropy_coef > 0:
             bonus, more = entropy_loss(entropies, mask, config.entropy_clip)
@@ -170,14 +167,29 @@ def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
 
 
 def _critic_loss(critic: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """The clipped loss of responses with (old values, returns)."""
+    """The clipped loss of responses beside (old values, returns)."""
 
     def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
         values, mask = response_values(critic, batch)
-        old, returns = (each[:, : mask.shape[1]] for each in beside)
+        old, returns = _of_batch(beside, mask.shape[1])
         return value_loss(values, old, returns, mask, config.value_clip)
 
     return loss_function
+
+
+def _training_rows(experience: Experience, first: Tensor, second: Tensor) -> TrainingRows:
+    """The responses, which count as many as they have tokens, beside two values (N, L) of each."""
+    return TrainingRows(
+        experience.rows,
+        torch.tensor([len(row.responses[0]) for row in experience.rows]),
+        arguments=lambda indices: (first, second, torch.tensor(indices)),
+    )
+
+
+def _of_batch(beside: Beside, length: int) -> tuple[Tensor, Tensor]:
+    """Both values (n, length) of the batch's responses."""
+    first, second, indices = beside
+    return first[indices, :length], second[indices, :length]
 
 
 def _named(prefix: str, metrics: Metrics) -> Metrics:

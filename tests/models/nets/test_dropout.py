@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from tests.models.pretend_gpu import NAME, on_device
 from trimtab.models.config.training import TrainerConfig
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.dropout import current_pass, dropped, same_pass, seed_dropout
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
@@ -39,7 +40,7 @@ def _scorer(config: TrainerConfig | None = None) -> LlamaForSequenceClassificati
     with torch.device("cpu"):
         torch.manual_seed(0)
         model = LlamaForSequenceClassification(CONFIG)
-    model = model.to(torch.get_default_device())
+    model = model.to(current_device())
     prepare_training(model, config or TrainerConfig(), 0, dropout=SHARE)
     return model.train()
 
@@ -48,7 +49,9 @@ def _mask(seed: int, step: int, rank: int, name: str, num_passes: int) -> list[b
     """Which of some numbers are left, in the pass after so many others."""
     seed_dropout(seed, step, rank)
     with same_pass(num_passes):
-        kept: list[bool] = (dropped(torch.ones(64), SHARE, name) != 0).tolist()
+        kept: list[bool] = (
+            dropped(torch.ones(64, device=current_device()), SHARE, name) != 0
+        ).tolist()
     return kept
 
 
@@ -67,7 +70,7 @@ def test_seed_step_rank_layer_part_and_pass_have_masks_of_their_own() -> None:
 
 def _moments(dtype: torch.dtype) -> tuple[torch.dtype, float, float, set[float], Tensor]:
     seed_dropout(0, 0, 0)
-    given = torch.full((SIZE,), 3.0, dtype=dtype, requires_grad=True)
+    given = torch.full((SIZE,), 3.0, dtype=dtype, device=current_device(), requires_grad=True)
     output = dropped(given, SHARE, "0/0")
     (gradient,) = torch.autograd.grad(output.sum(), given)
     values = output.detach().float()

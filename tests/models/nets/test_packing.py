@@ -19,6 +19,7 @@ from trimtab.models.nets.packing import (
     encode_whole,
     merged_candidates,
     pack,
+    tokens_of_responses,
 )
 from trimtab.models.nets.scoring import (
     read_logprobs,
@@ -136,10 +137,46 @@ def test_logprobs_equal_a_loop_over_tokens(policy: LlamaForCausalLM, temperature
             place += 1
 
 
+def test_a_packed_batch_is_what_a_loop_over_tokens_finds() -> None:
+    """With a prompt of no token and a response of one, and rows of one, two and three responses."""
+    rows = [
+        Candidates([4, 5], ([6, 7, 8],), category="a"),
+        Candidates([], ([9], [3, 2]), category="b"),
+        Candidates([5], ([6], [7, 8, 9, 10], [11, 12])),
+    ]
+    ids, positions, source, own, place, ends, prompt_ends = ([] for _ in range(7))
+    responses = [(row, response) for row in rows for response in row.responses]
+    for row in rows:
+        prompt_end = len(ids) + len(row.prompt) - 1
+        ids += row.prompt
+        positions += range(len(row.prompt))
+        for response in row.responses:
+            for offset, token in enumerate(response):
+                source.append(prompt_end if offset == 0 else len(ids) - 1)
+                place.append(4 * len(ends) + offset)
+                own.append(token)
+                ids.append(token)
+                positions.append(len(row.prompt) + offset)
+            ends.append(len(ids) - 1)
+            prompt_ends.append(prompt_end)
+    batch = pack(rows)
+    assert batch.input_ids.tolist() == ids
+    assert batch.position_ids.tolist() == positions
+    assert batch.response_end.tolist() == ends
+    assert batch.prompt_end.tolist() == prompt_ends
+    assert batch.tokens.source.tolist() == source
+    assert batch.tokens.ids.tolist() == own
+    assert batch.tokens.place.tolist() == place
+    assert batch.tokens.mask.tolist() == [[n < len(r) for n in range(4)] for _, r in responses]
+    assert batch.category.tolist() == [hash(row.category) for row, _ in responses]
+    assert batch.lengths == ((2, 3), (0, 1, 2), (1, 1, 4, 2))
+
+
 def test_logprobs_of_some_responses_are_those_of_all(policy: LlamaForCausalLM) -> None:
-    batch, chosen = pack(ROWS), torch.tensor([4, 0, 3])
+    batch, chosen = pack(ROWS), [4, 0, 3]
     logprobs, entropies, mask = response_logprobs(policy, batch)
-    found = read_logprobs(policy, hidden_states(policy, batch), batch, chosen=chosen)
+    tokens = tokens_of_responses(ROWS, chosen)
+    found = read_logprobs(policy, hidden_states(policy, batch), batch, chosen=tokens)
     longest = 4  # of responses 4, 0 and 3, which have 1, 3 and 4 tokens
     for ours, all_of_them in zip(found, (logprobs, entropies, mask), strict=True):
         torch.testing.assert_close(ours, all_of_them[chosen, :longest])

@@ -95,13 +95,13 @@ def test_rewards_are_those_of_each_head_by_the_gate_s_shares(
 def test_a_head_learns_from_the_pairs_of_its_category_only(policy: Path) -> None:
     model = _scorer(policy)
     rankings = pair_batches_of(_pairs(ROWS, ["c", None, "c"]))
-    reward_loss(model, rankings)(pack(rankings.rows[::2]), torch.tensor([0, 2]))[0].backward()
+    reward_loss(model)(pack(rankings.rows[::2]), rankings.compared([0, 2]))[0].backward()
     gradient = model.score.weight.grad
     assert gradient[2].abs().max() > 0
     assert not gradient[:2].any() and not gradient[3:].any()
     # Of a pair without a category the gate tells whose it is, and learns nothing by it.
     model.zero_grad()
-    reward_loss(model, rankings)(pack(rankings.rows[1:2]), torch.tensor([1]))[0].backward()
+    reward_loss(model)(pack(rankings.rows[1:2]), rankings.compared([1]))[0].backward()
     of_each = model.score.weight.grad.abs().amax(1)
     assert of_each[:3].min() > 0 and not of_each[3:].any()
 
@@ -111,7 +111,7 @@ def test_pairs_of_one_prompt_in_two_categories_are_two_rankings(policy: Path) ->
     pairs = replace(_pairs([ROWS[0]] * 3, ["a", "b", "a"]), prompts=["same"] * 3)
     rankings = pair_batches_of(pairs, "k_wise")
     assert [row.category for row in rankings.rows] == ["a", "b"]
-    reward_loss(model, rankings)(pack(rankings.rows[1:]), torch.tensor([1]))[0].backward()
+    reward_loss(model)(pack(rankings.rows[1:]), rankings.compared([1]))[0].backward()
     assert not model.score.weight.grad[0].any() and model.score.weight.grad[1].any()
 
 
@@ -122,7 +122,7 @@ def test_a_critic_starts_from_the_mean_of_all_heads(tmp_path: Path, policy: Path
     with torch.no_grad():
         values, mask = response_values(critic, pack(ROWS))
         hidden = hidden_states(model, pack(ROWS))
-    source, _, _ = pack(ROWS).response_tokens()
+    source = pack(ROWS).tokens.source
     by_hand = (hidden[source] @ model.score.weight[:3].T).mean(1)
     torch.testing.assert_close(values[mask], by_hand.detach())
 

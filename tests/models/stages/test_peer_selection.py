@@ -83,11 +83,12 @@ def test_each_model_trains_on_what_the_other_orders_well(monkeypatch: pytest.Mon
         def step(self, rate: float) -> None:
             trained.append(rate)
 
-    def accumulate(learner: Any, data: Any, batch: list[int], *_: Any) -> dict[str, Tensor]:
+    def accumulate(learner: Any, batch: list[int]) -> dict[str, Tensor]:
         trained.append(batch)
         return {}
 
     monkeypatch.setattr(peer_selection, "score_rows", scores)
+    monkeypatch.setattr(peer_selection, "built_ahead", lambda _, __, batch, ___: batch)
     monkeypatch.setattr(peer_selection, "accumulate", accumulate)
     batches = pair_batches_of(_pairs(4, [1.0, 1.0, 1.0, 0.0]))
     models: Any = ("first", "peer")

@@ -15,7 +15,14 @@ from safetensors.torch import load_file
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from trimtab.infra.processes.launch import TrainerError, launch
-from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, TrunkCacheConfig
+from trimtab.models.config.policy import CPLConfig
+from trimtab.models.config.reward import (
+    ContrastiveConfig,
+    ExpectedRewardConfig,
+    FeaturesConfig,
+    PeerSelectionConfig,
+    TrunkCacheConfig,
+)
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.training import distributed, entry
 from trimtab.models.training.data import read_rows
@@ -165,6 +172,33 @@ def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, pairs: 
 
 
 @pytest.mark.slow
+def test_an_advantage_model_of_categories_that_learns_from_samples(
+    both: Compare, smoke_config: Any, few: Path, policy: Path, pairs: Path
+) -> None:
+    samples = ExpectedRewardConfig(
+        num_prompts=12, num_responses=2, batch_size=4, num_held_out=4, held_out_responses=2
+    )
+    terms = {"category_heads": True, "expected_reward": samples}
+    config = smoke_config.advantage_model.model_copy(update=terms)
+    ours, theirs = both("advantage_model", config, policy=policy, preferences=pairs, data=few)
+    _assert_same_model(ours / "model", theirs / "model")
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+    _assert_same_rows(ours, theirs, "expected_rewards.jsonl")
+
+
+@pytest.mark.slow
+def test_a_reward_model_beside_a_peer(
+    both: Compare, smoke_config: Any, policy: Path, pairs: Path
+) -> None:
+    more = {"peer_selection": PeerSelectionConfig(), "score_every": 2}
+    config = smoke_config.reward_model.model_copy(update=more)
+    ours, theirs = both("reward_model", config, policy=policy, preferences=pairs)
+    _assert_same_model(ours / "model", theirs / "model")
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+    _assert_same_rows(ours, theirs, "validation.jsonl")
+
+
+@pytest.mark.slow
 def test_meta_rm(
     both: Compare,
     smoke_config: Any,
@@ -214,6 +248,20 @@ def test_rehearsal_then_ppo(
 
 
 @pytest.mark.slow
+def test_ppo_by_an_ensemble_with_minibatches_whitened(
+    both: Compare, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
+) -> None:
+    changes = {"num_steps": 1, "critic_pretrain_steps": 0, "normalise_over": "minibatch"}
+    changes |= {"normalise_advantages": True, "advantage_clip": 1.0, "rehearsal_coef": 0.0}
+    changes |= {"kl_target": 1.0, "policy_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
+    inputs = {"policy": policy, "reference": policy, "data": few}
+    scorers = {"scorer_0": advantage_model, "scorer_1": advantage_model}
+    config = smoke_config.ppo.model_copy(update=changes)
+    ours, theirs = both("ppo_max", config, **inputs, **scorers)
+    _assert_same_model(ours / "model", theirs / "model")
+
+
+@pytest.mark.slow
 def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
@@ -224,6 +272,13 @@ def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model
 @pytest.mark.slow
 def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
     ours, theirs = both("dpo", smoke_config.dpo, policy=policy, reference=policy, preferences=pairs)
+    _assert_same_model(ours / "model", theirs / "model")
+
+
+@pytest.mark.slow
+def test_cpl(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
+    config = CPLConfig(train=smoke_config.dpo.train)
+    ours, theirs = both("cpl", config, policy=policy, preferences=pairs)
     _assert_same_model(ours / "model", theirs / "model")
 
 

@@ -31,7 +31,7 @@ from trimtab.models.nets.packing import Candidates, PackedBatch, encode
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import loop
 from trimtab.models.training.data import encode_dialogues, read_rows, write_rows
-from trimtab.models.training.learner import ReplicatedLearner, TrainingRows
+from trimtab.models.training.learner import ReplicatedLearner, TrainingRows, built_ahead
 from trimtab.models.training.nll_term import NLLTerm, rehearsal_of, with_term
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.scoring import logprob_rows
@@ -104,7 +104,8 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
     learner = ReplicatedLearner(model, with_term(model, own_loss, NLLTerm), train, 0.0, None)
     weights = torch.tensor([float(len(row.responses[0])) for row in rows])
     data = TrainingRows(rows, weights)
-    found = loop._gradient(learner, data, [0, 3, 5, 7], train, (nll_term, drawn))
+    micro_batches = built_ahead(learner, data, [0, 3, 5, 7], 60)
+    found = loop._gradient(learner, micro_batches, (nll_term, drawn), 60)
     learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ours = {name: value.grad for name, value in learned.items()}
 

@@ -71,8 +71,8 @@ def model() -> LlamaForSequenceClassification:
 def _packed_loss(
     model: LlamaForSequenceClassification, rankings: PairBatches, **terms: object
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    indices = torch.arange(len(rankings.rows))
-    return reward_loss(model, rankings, **terms)(pack(rankings.rows), indices)
+    compared = rankings.compared(range(len(rankings.rows)))
+    return reward_loss(model, **terms)(pack(rankings.rows), compared)
 
 
 def _gradients(model: LlamaForSequenceClassification, loss: Tensor) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ def test_shared_rankings_equal_one_pass_per_pair(
 ) -> None:
     """Loss and all gradients, with soft labels, margins, weights and a flipped pair."""
     pairs = _pairs()
-    rankings = pair_batches_of(pairs, "k_wise")
+    rankings = pair_batches_of(pairs, "k_wise", imitates=imitation_coef > 0)
     assert [len(row.responses) for row in rankings.rows] == [4, 2, 3]
     loss, metrics = _packed_loss(model, rankings, imitation_coef=imitation_coef)
     expected = _prompt_by_prompt(model, pairs, imitation_coef)
@@ -131,12 +131,12 @@ def test_shared_rankings_equal_one_pass_per_pair(
 
 def test_parts_of_a_batch_add_up_to_it(model: LlamaForSequenceClassification) -> None:
     """As `accumulate` does it: each part's mean, by what its examples count."""
-    rankings = pair_batches_of(_pairs(), "k_wise")
+    rankings = pair_batches_of(_pairs(), "k_wise", imitates=True)
     whole, _ = _packed_loss(model, rankings, imitation_coef=0.3)
-    loss_function = reward_loss(model, rankings, 0.3)
+    loss_function = reward_loss(model, 0.3)
     total = torch.zeros((), dtype=torch.float64)
     for part in ([2], [1, 0]):
-        loss, _ = loss_function(pack([rankings.rows[i] for i in part]), torch.tensor(part))
+        loss, _ = loss_function(pack([rankings.rows[i] for i in part]), rankings.compared(part))
         total += loss * rankings.weight[part].sum() / rankings.weight.sum()
     torch.testing.assert_close(total, whole)
 
