@@ -155,8 +155,8 @@ def _loading_and_saving(
     zero, ranks = config.zero, config.ranks
     if zero is None:
         weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
-        whole = Memory(weights=weights, frozen=frozen)
-        return {"loading": whole, "saving": whole}
+        both = Memory(weights=weights, frozen=frozen)
+        return {"loading": both, "saving": both}
     is_narrow = has_narrow_weights(config)
     held = _frozen_parts(config, others)
     prepared = policy.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
