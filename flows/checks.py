@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from trimtab.flows.config import RunConfig, check_layers, sections_of
+from trimtab.flows.config import RunConfig, check_layers, sampled_by_vllm, sections_of
 from trimtab.flows.errors import ConfigError
 from trimtab.infra.processes.gpus import memory_of
 from trimtab.infra.settings import Settings
@@ -344,10 +344,10 @@ def _not_installed(config: RunConfig) -> Iterator[str]:
     for is_needed, what, module, extra in needs:
         if any(map(is_needed, trainers)) and find_spec(module) is None:
             yield f"{what} needs {module}, which is not installed: {installation_of(extra)}"
-    if config.ppo.vllm is not None:
+    for setting in sampled_by_vllm(config)[:1]:
         python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
         if which(python) is None or (python == sys.executable and find_spec("vllm") is None):
-            yield f"ppo.vllm needs vLLM, and {python} has none: set TRIMTAB_VLLM_PYTHON"
+            yield f"{setting} needs vLLM, and {python} has none: set TRIMTAB_VLLM_PYTHON"
 
 
 def refuse(mistakes: Sequence[str]) -> None:

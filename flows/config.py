@@ -49,6 +49,7 @@ from trimtab.models.config.reward import (
     RelabelConfig,
     RewardModelConfig,
 )
+from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import SFTConfig, TrainerConfig
 from trimtab.models.counts import layer_of_vectors
 
@@ -384,10 +385,11 @@ class RunConfig(Section):
         if model.base is None:
             check_layers(self, model.num_layers)
             _check_lengths(self)
-            if self.ppo.vllm is not None and model.head_size not in VLLM_HEADS:
+            samplers = sampled_by_vllm(self)
+            if samplers and model.head_size not in VLLM_HEADS:
                 raise ValueError(
                     "sft.model.hidden_size / sft.model.num_heads must be one of "
-                    f"{', '.join(map(str, VLLM_HEADS))} where ppo.vllm is given, found "
+                    f"{', '.join(map(str, VLLM_HEADS))} where {samplers[0]} is given, found "
                     f"{model.head_size}: vLLM has no attention for others"
                 )
         return self
@@ -499,6 +501,13 @@ def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseM
         for each in several:
             if isinstance(each, BaseModel):
                 yield from sections_of(each, f"{above}{name}.")
+
+
+def sampled_by_vllm(config: RunConfig) -> list[str]:
+    """The paths of the settings that let a stage sample with vLLM."""
+    sections = sections_of(config)
+    samplers = [(path, each) for path, each in sections if isinstance(each, SamplerConfig)]
+    return [f"{path}vllm" for path, each in samplers if each.vllm is not None]
 
 
 def _seeds(config: RunConfig) -> Iterator[tuple[str, int]]:

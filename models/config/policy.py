@@ -29,6 +29,7 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, rating
+from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig, ranks_within
 
 RehearsalUnit = Literal["token", "response"]
@@ -100,13 +101,7 @@ class ScorersConfig(StageConfig):
     _rates = field_validator("judge")(rating)
 
 
-class VllmConfig(StageConfig):
-    """Sampling with vLLM, in a process of its own."""
-
-    cache_gib: Positive = Field(1.0, description="Size of vLLM's key-value cache in GiB")
-
-
-class PPOConfig(TrainerConfig):
+class PPOConfig(SamplerConfig, TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
     seed: Seed = Field(0, description="Seed of prompt order and sampling")
@@ -221,11 +216,6 @@ class PPOConfig(TrainerConfig):
         description="Penalty on tokens that the text already has; 1: none [PPO: 1.1]",
     )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    vllm: VllmConfig | None = Field(
-        None,
-        description="Sample with vLLM, from the Python that TRIMTAB_VLLM_PYTHON names; none: the "
-        "built-in sampler",
-    )
     checkpoint_every: Steps = Field(20, description="PPO steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
 
@@ -251,7 +241,7 @@ class PPOConfig(TrainerConfig):
         return self
 
 
-class RehearsalConfig(StageConfig):
+class RehearsalConfig(SamplerConfig):
     """Clustered selective rehearsal [AM section 3.2]."""
 
     seed: Seed = Field(0, description="Seed of sampling and clustering")
@@ -286,6 +276,15 @@ class RehearsalConfig(StageConfig):
         description="Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]",
     )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+
+    @model_validator(mode="after")
+    def _sampler_knows_the_entropy(self) -> Self:
+        if self.vllm is not None and self.criterion == "entropy":
+            raise ValueError(
+                "criterion must be score, length or random where vllm is given, found entropy: "
+                "vLLM does not return the entropy of what it samples from"
+            )
+        return self
 
 
 class PolicyConfig(StageConfig):
@@ -354,7 +353,7 @@ class BestOfNConfig(StageConfig):
     num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
 
 
-class SampleResponsesConfig(StageConfig):
+class SampleResponsesConfig(SamplerConfig):
     """Several answers of a policy to each prompt, each with its score.
 
     Budget: num_prompts * num_responses responses.
@@ -479,7 +478,7 @@ class HIRLoop(StageConfig):
         return self
 
 
-class ReviseConfig(StageConfig):
+class ReviseConfig(SamplerConfig):
     """A chat model criticises and revises a policy's answers by principles [CAI section 3.1]."""
 
     judge: ChatModelConfig

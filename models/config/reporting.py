@@ -16,9 +16,10 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.judge import HarmlessConfig
+from trimtab.models.config.sampling import SamplerConfig
 
 
-class EvaluateConfig(StageConfig):
+class EvaluateConfig(SamplerConfig):
     """Evaluating a policy's answers, and comparing two policies."""
 
     seed: Seed = Field(0, description="Seed of sampling and bootstrap")

@@ -23,6 +23,7 @@ from trimtab.models.config.base import (
     Tokens,
     Weight,
 )
+from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import Precision, TrainConfig
 from trimtab.models.packages import PACKAGED_MODELS
 
@@ -472,7 +473,7 @@ class CrossFittedConfig(StageConfig):
     )
 
 
-class ExpectedRewardConfig(StageConfig):
+class ExpectedRewardConfig(SamplerConfig):
     """Training e(x) as the mean reward of a policy's samples [AM eq. 7]."""
 
     coef: Positive = Field(
@@ -515,7 +516,7 @@ class AdvantageModelConfig(PairLossConfig):
     )
 
 
-class MetaRMConfig(StageConfig):
+class MetaRMConfig(SamplerConfig):
     """MetaRM [RM section 3.2]: an ascent step on the meta set before each descent step."""
 
     seed: Seed = Field(0, description="Seed of sampling and data order")

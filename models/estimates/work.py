@@ -8,6 +8,7 @@ from math import ceil
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
+from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import (
@@ -181,11 +182,15 @@ def sampling_memory(
     max_new_tokens: int,
     *,
     at_least: int | None = None,
+    vllm: VllmConfig | None = None,
 ) -> Memory:
     """Generation with a key-value cache beside `frozen` bytes of weights.
 
-    prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples.
+    prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples. vllm:
+    it samples, of which the trainer has nothing.
     """
+    if vllm is not None:
+        return Memory(frozen=frozen + vllm_memory(vllm, inputs.shape, FLOAT_BYTES))
     shape, longest = inputs.shape, prompt + max_new_tokens
     at_least = counts.least_sampling_batches(1) if at_least is None else at_least
     sizes = counts.decoding_batch_sizes(num_prompts, longest, chunk_sizes.CACHE_TOKENS, at_least)
@@ -195,6 +200,12 @@ def sampling_memory(
         activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
         cache=key_value_cache(shape, at_once * longest),
     )
+
+
+def vllm_memory(config: VllmConfig, shape: ModelShape, bytes_each: int) -> int:
+    """Bytes on a rank's device: the policy with a head of its own, and the cache."""
+    parameters = shape.trunk_parameters + shape.vocab_size * shape.hidden_size
+    return bytes_each * parameters + int(config.cache_gib * 2**30)
 
 
 def scoring_memory(inputs: StageInputs, frozen: int, rows: Rows) -> Memory:

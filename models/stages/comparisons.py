@@ -24,6 +24,7 @@ from trimtab.models.training import distributed
 from trimtab.models.training.data import one_or_several, read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, respond_often
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 Row = dict[str, object]
 
@@ -72,32 +73,30 @@ def _sample(
     """Of each prompt the responses of the policy that writers names, those of the expert families
     sampled after the others."""
     found: dict[int, list[str]] = {}
+    progress_of = config.num_responses * len(prompts)
     for number, folder in enumerate(policies):
         policy, tokenizer = load_policy(folder), load_tokenizer(folder)
         generator = torch.Generator().manual_seed(config.seed + number)
         own = [row for row, writer in enumerate(writers) if writer == number]
-        for is_expert, temperature in (
-            (False, config.temperature),
-            (True, config.expert_temperature),
-        ):
-            rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
-            if not rows:
-                continue
-            texts = [prompts[row] for row in rows]
-            answers = respond_often(
-                policy,
-                tokenizer,
-                encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
-                config.num_responses,
-                Sampling(temperature, config.max_new_tokens),
-                generator,
-                Progress(
-                    workdir,
-                    done=config.num_responses * len(found),
-                    of=config.num_responses * len(prompts),
-                ),
-            )
-            found |= zip(rows, answers, strict=True)
+        with vllm_sampler(config, workdir):
+            for is_expert, temperature in (
+                (False, config.temperature),
+                (True, config.expert_temperature),
+            ):
+                rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
+                if not rows:
+                    continue
+                texts = [prompts[row] for row in rows]
+                answers = respond_often(
+                    policy,
+                    tokenizer,
+                    encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
+                    config.num_responses,
+                    Sampling(temperature, config.max_new_tokens),
+                    generator,
+                    Progress(workdir, done=config.num_responses * len(found), of=progress_of),
+                )
+                found |= zip(rows, answers, strict=True)
     return [found[row] for row in range(len(prompts))]
 
 

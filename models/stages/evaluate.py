@@ -27,6 +27,7 @@ from trimtab.models.training.data import context_length, read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 # Measures of which `best_of_k.json` has the best of k.
 VALUES = ("score", "judge_score", "gold")
@@ -51,17 +52,19 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     policy = load_policy(inputs["policy"] / "model").eval()
     prompts = [row["prompt"] for row in rows]
-    answers = respond_often(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
-        config.num_candidates,
-        Sampling(
-            config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
-        ),
-        torch.Generator().manual_seed(config.seed),
-        Progress(workdir),
+    sampling = Sampling(
+        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
     )
+    with vllm_sampler(config, workdir):
+        answers = respond_often(
+            policy,
+            tokenizer,
+            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
+            config.num_candidates,
+            sampling,
+            torch.Generator().manual_seed(config.seed),
+            Progress(workdir),
+        )
     best, values, columns = _measures(config, inputs, policy, tokenizer, rows, answers)
     distributed.leave()
     if config.has_gold:

@@ -21,6 +21,7 @@ from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import score_texts
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 
 def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -35,14 +36,15 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
     prompts = [row["prompt"] for row in rows]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     policy = load_policy(inputs["policy"] / "model")
-    sampled = sample(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
-        Sampling(config.temperature, config.max_new_tokens, config.top_p),
-        torch.Generator().manual_seed(config.seed),
-        progress=Progress(workdir),
-    )
+    with vllm_sampler(config, workdir):
+        sampled = sample(
+            policy,
+            tokenizer,
+            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
+            Sampling(config.temperature, config.max_new_tokens, config.top_p),
+            torch.Generator().manual_seed(config.seed),
+            progress=Progress(workdir),
+        )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, rows, responses)
     clusters = cluster_of(embed(prompts, config.encoder), config)

@@ -32,6 +32,7 @@ from trimtab.models.training import signals
 from trimtab.models.training.data import read_rows, rows_of, write_rows
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import respond
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 Row = dict[str, Any]
 
@@ -80,13 +81,14 @@ def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch
     path = batch.workdir / "drafts.jsonl"
     if not path.exists() or not path.stat().st_size:
         rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")
-        answers = respond(
-            load_policy(inputs["policy"] / "model"),
-            load_tokenizer(inputs["policy"] / "model"),
-            [row["prompt"] for row in rows],
-            Sampling(config.policy_temperature, config.max_new_tokens),
-            torch.Generator().manual_seed(config.seed),
-        )
+        with vllm_sampler(config, batch.workdir):
+            answers = respond(
+                load_policy(inputs["policy"] / "model"),
+                load_tokenizer(inputs["policy"] / "model"),
+                [row["prompt"] for row in rows],
+                Sampling(config.policy_temperature, config.max_new_tokens),
+                torch.Generator().manual_seed(config.seed),
+            )
         columns = zip(rows, answers, strict=True)
         write_rows(path, ({**row, "response": answer} for row, answer in columns))
         batch.save()

@@ -22,6 +22,7 @@ from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import score_answers
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 
 def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -35,15 +36,16 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
     prompts = [row["prompt"] for row in drawn]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     policy = load_policy(inputs["policy"] / "model")
-    answers = respond_often(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
-        config.num_responses,
-        Sampling(config.temperature, config.max_new_tokens, config.top_p),
-        torch.Generator().manual_seed(config.seed),
-        Progress(workdir),
-    )
+    with vllm_sampler(config, workdir):
+        answers = respond_often(
+            policy,
+            tokenizer,
+            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
+            config.num_responses,
+            Sampling(config.temperature, config.max_new_tokens, config.top_p),
+            torch.Generator().manual_seed(config.seed),
+            Progress(workdir),
+        )
     scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, drawn, answers)
     distributed.leave()
     columns = zip(drawn, answers, scores.tolist(), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.training import distributed
 from trimtab.models.training.progress import Progress
+from trimtab.models.training.vllm_sampler import active_sampler, vllm_sampler
 
 
 def encode_prompts(
@@ -48,8 +50,16 @@ def sample(
     """One sampled response for every prompt, in order.
 
     Every response has random numbers of its own, so that but for rounding it does not depend on
-    those it shares a batch with, nor on the number of ranks. All ranks get all responses.
+    those it shares a batch with, nor on the number of ranks. All ranks get all responses. Inside
+    `vllm_sampler` vLLM samples; log-probabilities and entropies, which are its own, are then NaN.
     """
+    vllm = active_sampler()
+    if vllm is not None:
+        responses, _ = vllm.sample(model, tokenizer.eos_token_id, prompts, sampling, generator)
+        if progress is not None:
+            progress.advance(len(prompts), len(prompts))
+        unknown = torch.full((len(prompts), sampling.max_new_tokens), math.nan)
+        return Samples(responses, unknown, unknown)
     was_training = model.training
     model.eval()
     length = sampling.max_new_tokens
@@ -121,14 +131,15 @@ def sample_answers(
     prompts = [row["prompt"] for row in asked]
     tokenizer = load_tokenizer(policy_folder / "model")
     policy = load_policy(policy_folder / "model")
-    answers = respond_often(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
-        config.num_responses,
-        Sampling(config.temperature, config.max_new_tokens),
-        torch.Generator().manual_seed(seed),
-        Progress(workdir),
-    )
+    with vllm_sampler(config, workdir):
+        answers = respond_often(
+            policy,
+            tokenizer,
+            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
+            config.num_responses,
+            Sampling(config.temperature, config.max_new_tokens),
+            torch.Generator().manual_seed(seed),
+            Progress(workdir),
+        )
     rows = encode(tokenizer, prompts, answers, limit)
     return with_categories(rows, [row.get("category") for row in asked])

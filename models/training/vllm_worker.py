@@ -1,16 +1,18 @@
 """vLLM in a process of its own: requests come in, and answers go out, as lines of JSON.
 
-    python vllm_worker.py
+    python vllm_worker.py FOLDER
 
 It is run as a file, by the Python that has vLLM, which need not have this project. Requests:
 
 - {"load": ARGUMENTS}: start the engine, vllm.LLM(**ARGUMENTS)
-- {"weights": FOLDER}: take the weights of a `save_pretrained` folder
+- {"weights": FOLDER}: take the weights of a `save_pretrained` folder; an engine that sleeps wakes
 - {"prompts": [[ID, ...], ...], "seeds": [SEED, ...], "sampling": ARGUMENTS}: a response to each
   prompt, by vllm.SamplingParams(seed=SEED, **ARGUMENTS); the answer is
-  {"responses": [[ID, ...], ...], "logprobs": [[NATS, ...], ...]}, of tokens under softmax(logits)
+  {"responses": [[ID, ...], ...], "logprobs": [[NATS, ...], ...]}, of tokens under softmax(logits).
+  An engine with `enable_sleep_mode` sleeps before the answer: without weights, which must be given
 
-What fails is answered by {"error": TEXT}. The process ends when its input does, also at work.
+What fails is answered by {"error": TEXT}. The process ends when its input does, also at work, and
+removes the folder of its command, in which whoever asked may have left weights.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import sys
 import threading
 from typing import Any
@@ -43,6 +46,7 @@ def main() -> None:
 def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         requests.put(json.loads(line))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
     os._exit(0)  # whoever asked is gone
 
 
@@ -50,6 +54,7 @@ class Worker:
     """The engine, once it is loaded."""
 
     engine: Any = None
+    can_sleep = is_asleep = False
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request asks for and return the answer; raises what vLLM raises."""
@@ -57,13 +62,25 @@ class Worker:
             from vllm import LLM
 
             self.engine = LLM(**request["load"])
+            self.can_sleep = request["load"]["enable_sleep_mode"]
         elif "weights" in request:
-            path = {"weights_path": request["weights"]}
-            self.engine.collective_rpc("reload_weights", kwargs=path)
-            self.engine.reset_prefix_cache()  # keys and values are of the weights before
+            self._take_weights(request["weights"])
         else:
-            return self._sample(request)
+            answer = self._sample(request)
+            if self.can_sleep:
+                self.engine.sleep(level=2)  # 2: weights are not kept, as others come
+                self.is_asleep = True
+            return answer
         return {}
+
+    def _take_weights(self, folder: str) -> None:
+        if self.is_asleep:
+            self.engine.wake_up(tags=["weights"])  # the cache after them: both come from one memory
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        if self.is_asleep:
+            self.engine.wake_up(tags=["kv_cache"])
+        self.is_asleep = False
+        self.engine.reset_prefix_cache()  # keys and values are of the weights before
 
     def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams

@@ -29,7 +29,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.bench.material import small_llama
-from trimtab.models.config.policy import PPOConfig, VllmConfig
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import distributed
 from trimtab.models.training.sampling import sample

@@ -151,6 +151,8 @@ TOGETHER = (
     ["dpo.train.trainable_layers=3"],
     ["ensemble.member.train.trainable_layers=2"],
     ["ppo.vllm.cache_gib=1"],
+    ["rounds.meta_rm.vllm.cache_gib=1"],
+    ["rehearsal.vllm.cache_gib=1", "rehearsal.criterion=entropy", "sft.model.hidden_size=128"],
     ['arms=["full","full"]'],
     ['arms=["ppo_max_ensemble"]'],
     ['arms=["rlaif_direct"]'],

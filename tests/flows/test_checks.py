@@ -186,6 +186,7 @@ def test_other_commands_look_first_too(
         ("sft.train.optimiser=adamw_8bit", "adamw_8bit needs bitsandbytes"),
         ("sft.train.zero.stage=2", "zero needs deepspeed"),
         ("ppo.vllm.cache_gib=1 sft.model.hidden_size=128", "ppo.vllm needs vLLM"),
+        ("rehearsal.vllm.cache_gib=1 sft.model.hidden_size=128", "rehearsal.vllm needs vLLM"),
         ("sft.model.hidden_size=65536 sft.model.num_layers=1024", "does not fit on this host"),
     ],
 )

@@ -9,7 +9,6 @@ from math import ceil
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
-from trimtab.models.estimates.shapes import ModelShape
 from trimtab.models.estimates.stages.judging import judge_work
 from trimtab.models.estimates.work import (
     Rows,
@@ -20,6 +19,7 @@ from trimtab.models.estimates.work import (
     scoring_memory,
     trained_parameters,
     training_memory,
+    vllm_memory,
 )
 
 
@@ -126,7 +126,9 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
         )
         for name, phase in working.items()
     }
-    beside = _held_by_vllm(config, inputs.shape)
+    beside = 0
+    if config.vllm is not None:  # on a GPU only while it samples: then this is a bound
+        beside = vllm_memory(config.vllm, inputs.shape, PRODUCT_BYTES[config.precision])
     later = {**_partitioned(config, inputs, held), "saving": stages["saving"]}
     working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
     return {"loading": stages["loading"], **working}
@@ -192,14 +194,6 @@ def _frozen_parts(config: PPOConfig, weights: int) -> Memory:
         config.zero.stage, config.ranks, config.zero.offload, is_narrow=is_narrow
     )
     return replace(found, gradients=0)
-
-
-def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
-    """Bytes on the first rank's device: the policy with a head of its own, and the cache."""
-    if config.vllm is None:
-        return 0
-    parameters = shape.trunk_parameters + shape.vocab_size * shape.hidden_size
-    return PRODUCT_BYTES[config.precision] * parameters + int(config.vllm.cache_gib * 2**30)
 
 
 def _partitioned(

@@ -15,11 +15,15 @@ from trimtab.models.estimates.work import Rows, StageInputs, Work, sampling_memo
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.rubrics import load_questions
 
+_Sampled = (
+    ComparisonsConfig | RehearsalConfig | SampleResponsesConfig | EvaluateConfig | ReviseConfig
+)
+
 
 def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
     """Sampling the answers that simulated annotators compare."""
     prompts = inputs.amounts.pair_prompts
-    return _sampled(inputs, prompts, config.num_responses, config.max_new_tokens)
+    return _sampled(config, inputs, prompts, config.num_responses)
 
 
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
@@ -28,13 +32,13 @@ def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     is_shown = config.prompts == "demonstrations"
     available = amounts.distinct_demonstrations if is_shown else amounts.policy_prompts
     prompts = counts.num_taken(available, config.max_prompts)
-    return _scored(inputs, prompts, 1, config.max_new_tokens, sum(inputs.scorer_bytes))
+    return _scored(config, inputs, prompts, 1, sum(inputs.scorer_bytes))
 
 
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
     prompts, scorer = num_answered(config, inputs), inputs.scorer_bytes[0]
-    return _scored(inputs, prompts, config.num_responses, config.max_new_tokens, scorer)
+    return _scored(config, inputs, prompts, config.num_responses, scorer)
 
 
 def num_answered(config: SampleResponsesConfig, inputs: StageInputs) -> int:
@@ -49,7 +53,7 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     judge of harm is taken to see all answers.
     """
     prompts = inputs.amounts.eval_prompts
-    work = _sampled(inputs, prompts, config.num_candidates, config.max_new_tokens)
+    work = _sampled(config, inputs, prompts, config.num_candidates)
     packed = _packed(inputs, prompts, config.num_candidates, config.max_new_tokens)
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     best, both = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1), 2 * inputs.policy_bytes
@@ -86,7 +90,7 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     before: they are taken to be all.
     """
     count = num_revised(config, inputs)
-    work = _sampled(inputs, count, 1, config.max_new_tokens)
+    work = _sampled(config, inputs, count, 1)
     judge = config.judge
     if judge.local_model is None:
         return work
@@ -122,11 +126,12 @@ def revision_tokens(config: ReviseConfig, inputs: StageInputs) -> int:
     return max(config.max_new_tokens, config.max_revision_tokens)
 
 
-def _sampled(inputs: StageInputs, prompts: int, num_responses: int, max_new_tokens: int) -> Work:
+def _sampled(config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int) -> Work:
     """Several answers of a policy to each prompt."""
-    samples = prompts * num_responses
+    samples, max_new_tokens = prompts * num_responses, config.max_new_tokens
     prompt, _ = inputs.prompt_and_row(max_new_tokens)
-    phase = sampling_memory(inputs, inputs.policy_bytes, samples, prompt, max_new_tokens)
+    policy, vllm = inputs.policy_bytes, config.vllm
+    phase = sampling_memory(inputs, policy, samples, prompt, max_new_tokens, vllm=vllm)
     return Work(
         examples=prompts,
         sampled_tokens=samples * max_new_tokens,
@@ -142,11 +147,11 @@ def _packed(inputs: StageInputs, prompts: int, num_responses: int, max_new_token
 
 
 def _scored(
-    inputs: StageInputs, prompts: int, num_responses: int, max_new_tokens: int, frozen: int
+    config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int, frozen: int
 ) -> Work:
     """Several answers to each prompt, and their scores by scorers of `frozen` bytes."""
-    work = _sampled(inputs, prompts, num_responses, max_new_tokens)
-    packed = _packed(inputs, prompts, num_responses, max_new_tokens)
+    work = _sampled(config, inputs, prompts, num_responses)
+    packed = _packed(inputs, prompts, num_responses, config.max_new_tokens)
     return replace(
         work,
         forward_tokens=work.forward_tokens + packed.tokens,

@@ -209,7 +209,12 @@ def _with_samples(
         phases={
             **work.phases,
             "sampling": sampling_memory(
-                inputs, frozen, max(answers, num_later), prompt, config.max_new_tokens
+                inputs,
+                frozen,
+                max(answers, num_later),
+                prompt,
+                config.max_new_tokens,
+                vllm=config.vllm,
             ),
             "training": training,
             "scoring": max(scoring, compared, key=lambda phase: phase.total),
@@ -253,7 +258,12 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
         phases={
             **base.phases,
             "sampling": sampling_memory(
-                inputs, inputs.policy_bytes, answers, prompt, config.max_new_tokens
+                inputs,
+                inputs.policy_bytes,
+                answers,
+                prompt,
+                config.max_new_tokens,
+                vllm=config.vllm,
             ),
             **_ascent(inputs, train, base, meta),
         },

@@ -9,7 +9,7 @@ import pytest
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 from trimtab.models import chunk_sizes
 from trimtab.models.config.data import ComparisonsConfig
-from trimtab.models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
+from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
@@ -17,6 +17,7 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
     TrunkCacheConfig,
 )
+from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
@@ -214,6 +215,13 @@ def test_vllm_holds_a_policy_and_its_cache_beside_all_else() -> None:
     assert work.phases["sampling"].cache == 0 < plain.phases["sampling"].cache
     # The policy passes what was sampled once more.
     assert work.forward_tokens - plain.forward_tokens == 7 * 32 * 31
+    own, its = (
+        _work("rehearsal", RehearsalConfig(vllm=vllm), scorer_heads=(2,)).phases
+        for vllm in (None, VllmConfig(cache_gib=0.5))
+    )
+    held = 4 * (TRUNK + SHAPE.vocab_size * HIDDEN) + 2**29
+    assert its["sampling"].total == its["sampling"].frozen == own["sampling"].frozen + held
+    assert its["scoring"] == own["scoring"]  # its process has ended
 
 
 def test_auto_is_counted_as_bfloat16_on_gpus_and_as_float32_elsewhere() -> None:

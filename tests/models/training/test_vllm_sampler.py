@@ -10,25 +10,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from pydantic import BaseModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import job, killed_and_whole
+from tests.models.jobs import job, killed_and_whole, read_by
+from tests.models.training.pretend_vllm import vllm as pretend_vllm
 from trimtab.infra.processes.launch import launch
-from trimtab.models.config.policy import PPOConfig, VllmConfig
+from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.policy import PPOConfig, ReviseConfig, SampleResponsesConfig
+from trimtab.models.config.reward import ExpectedRewardConfig
+from trimtab.models.config.sampling import SamplerConfig, VllmConfig
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.lora import add_adapters, merge_adapters, merged_weights
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.specs import SPECS
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training import distributed, vllm_sampler, vllm_worker
+from trimtab.models.training import sampling as built_in
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.vllm_sampler import PYTHON, VllmError, VllmSampler
 
@@ -113,6 +121,8 @@ def test_two_ranks_have_the_responses_of_one(
     config = config.model_copy(update={"num_steps": 1, "critic_pretrain_steps": 0})
     run_stage("ppo_max", config, tmp_path / "one", **inputs)
     launch(job(tmp_path / "two", config, inputs.pop("data"), 2, "ppo_max", inputs))
+    assert (tmp_path / "two" / "vllm.log").exists()
+    assert (tmp_path / "two" / "1-vllm.log").exists()  # each has its own
     one, two = (
         [json.loads(line) for line in (tmp_path / count / "output/rollouts.jsonl").open()]
         for count in ("one", "two")
@@ -191,11 +201,16 @@ def test_bad_ends_are_said(
                 _sampled(sampler, model)
 
 
-def test_its_process_ends_with_the_trainer() -> None:
-    process = subprocess.Popen([sys.executable, vllm_worker.__file__], stdin=subprocess.PIPE)
+def test_its_process_ends_with_the_trainer_and_takes_the_weights_away(tmp_path: Path) -> None:
+    """Which one that was killed cannot."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    command = [sys.executable, vllm_worker.__file__, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=30) == 0
+    assert not folder.exists() and tmp_path.exists()
 
 
 def test_none_is_started_where_none_is_asked_for(
@@ -207,3 +222,140 @@ def test_none_is_started_where_none_is_asked_for(
     output = run_stage("ppo_max", config, tmp_path, **inputs)
     assert "vllm_gap" not in read_metrics(output / "metrics.jsonl")[0]
     assert distributed.world_size() == 1
+
+
+def _sampling_configs(smoke: Any) -> dict[str, Any]:
+    """Of each stage that samples, but PPO, with vLLM."""
+    vllm = {"vllm": VllmConfig(cache_gib=0.25)}
+    few = {"num_prompts": 8, **vllm}
+    expected = ExpectedRewardConfig(num_responses=2, batch_size=4, num_held_out=4, **few)
+    answers = {"num_responses": 2, "max_new_tokens": 12}
+    gold = ChatModelConfig(gold_accuracy=1.0)
+    return {
+        "comparisons": smoke.comparisons.model_copy(update={"num_prompts": 12, **vllm}),
+        "rehearsal": smoke.rehearsal.model_copy(update={"max_prompts": 12, **vllm}),
+        "sample_responses": SampleResponsesConfig(**answers, **few),
+        "evaluate": smoke.evaluate.model_copy(update=vllm),
+        "revise": ReviseConfig(judge=gold, max_prompts=6, num_revisions=1, **vllm),
+        "advantage_model": smoke.advantage_model.model_copy(update={"expected_reward": expected}),
+        "meta_rm": smoke.rounds.meta_rm.model_copy(update={"meta_batch": 4, **few}),
+    }
+
+
+def _samples(kind: Any) -> bool:
+    """Whether a configuration, or one inside it, says how a policy is sampled."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = kind.model_fields.values()
+        return issubclass(kind, SamplerConfig) or any(_samples(each.annotation) for each in fields)
+    return any(map(_samples, get_args(kind)))
+
+
+@pytest.mark.slow
+def test_every_stage_that_samples_may_do_so_with_vllm(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    one_head: Path,
+    comparisons: Path,
+    advantage_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configs = _sampling_configs(smoke_config)
+    others = {"ppo_max", "head_to_head"}  # the second compares answers that `evaluate` has sampled
+    assert {name for name, spec in SPECS.items() if _samples(spec.config)} == {*configs, *others}
+
+    def decode(*_: Any) -> None:
+        raise AssertionError("our own loop samples")
+
+    monkeypatch.setattr(built_in, "decode", decode)
+    given = {
+        "policy": one_head,
+        "reference": one_head,
+        "scorer": advantage_model,
+        "data": world,
+        "preferences": comparisons,
+        "judge_0": advantage_model,
+    }
+    for stage, config in configs.items():
+        output = run_stage(stage, config, tmp_path / stage, **read_by(stage, **given))
+        assert (output / "summary.json").exists(), stage
+        assert not VllmSampler(VllmConfig(), tmp_path / stage).in_memory.exists(), stage
+    with pytest.raises(AssertionError, match="our own loop"):  # outside nothing is left behind
+        run_stage("rehearsal", smoke_config.rehearsal, tmp_path, **read_by("rehearsal", **given))
+
+
+@pytest.mark.slow
+def test_on_a_gpu_it_sleeps_while_the_trainer_computes(
+    tmp_path: Path, config: PPOConfig, inputs: dict[str, Path]
+) -> None:
+    """The stand-in refuses to work asleep, and other orders of waking up."""
+    config = config.model_copy(update={"num_steps": 1, "critic_pretrain_steps": 1})
+    path = job(tmp_path, config, inputs.pop("data"), 1, "ppo_max", inputs, gpus=["0"])
+    launch(path, entry="tests.models.pretend_gpu")
+    rows = read_metrics(tmp_path / "output" / "metrics.jsonl")
+    assert len(rows) == 2 and all(row["vllm_gap"] < 1e-3 for row in rows)
+
+
+def test_an_engine_that_sleeps_wants_weights_first(
+    tmp_path: Path, one_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", pretend_vllm)
+    for name in vllm_sampler.OF_THE_TRAINER:
+        monkeypatch.delenv(name, raising=False)
+    model = load_policy(one_head / "model")
+    sampler = VllmSampler(VllmConfig(), tmp_path)
+    folder = str(sampler._write(model))
+    worker = vllm_worker.Worker()
+    arguments = sampler._engine(model, folder)
+    assert not arguments["enable_sleep_mode"]  # no CPU has it
+    arguments["enable_sleep_mode"] = True
+    request = {"prompts": PROMPTS, "seeds": list(range(len(PROMPTS)))}
+    request["sampling"] = vllm_sampler._arguments(Sampling(1.0, 12), 2)
+    worker.handle({"load": arguments})
+    first = worker.handle(request)
+    with pytest.raises(AssertionError, match="the engine sleeps"):
+        worker.handle(request)
+    worker.handle({"weights": folder})
+    assert worker.handle(request) == first
+    sampler._remove_weights()
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(AssertionError, match="no expandable segments"):
+        vllm_worker.Worker().handle({"load": arguments})
+
+
+def test_its_environment_is_that_of_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in vllm_sampler.OF_THE_TRAINER:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 1))
+    found = vllm_sampler._environment()
+    assert not found.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert not found.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH"}
+    assert found["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_weights_pass_through_memory_in_the_policy_s_type(
+    tmp_path: Path,
+    one_head: Path,
+    narrow_products: None,
+    monkeypatch: pytest.MonkeyPatch,
+    has_room: bool,
+) -> None:
+    if not has_room:
+        monkeypatch.setattr(vllm_sampler, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(vllm_sampler, "SHARD", 100_000)
+    model = load_policy(one_head / "model")
+    sampler = VllmSampler(VllmConfig(), tmp_path)
+    folder = sampler._write(model)
+    assert folder == (sampler.in_memory if has_room else tmp_path / "vllm")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    assert saved.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(saved[name], value.bfloat16()), name
+    assert saved["lm_head.weight"].data_ptr() != saved["model.embed_tokens.weight"].data_ptr()
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert size < 2.1 * sum(map(torch.numel, saved.values())) + 20_000
+    sampler._remove_weights()
+    assert not folder.exists()
