@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
+from trimtab.models.nets.logits import logits_of
 from trimtab.models.nets.packing import PackedBatch, ResponseTokens
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
@@ -128,10 +129,9 @@ def read_logprobs(
     """
     source, ids, place, mask = batch.tokens if chosen is None else chosen
     size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
-    head = model.get_output_embeddings()
 
     def logprobs_of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(head(states), tokens, temperature)
+        return token_logprobs(logits_of(model, states), tokens, temperature)
 
     once = (
         logprobs_of_part
@@ -147,8 +147,7 @@ def read_logprobs(
 def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """Log-probabilities (R, V), nats, float32, of the next token after each of R responses."""
     hidden = hidden_states(model, batch)
-    logits: Tensor = model.get_output_embeddings()(hidden[batch.response_end])
-    return logits.float().log_softmax(-1)
+    return logits_of(model, hidden[batch.response_end]).float().log_softmax(-1)
 
 
 @torch.no_grad()
@@ -163,11 +162,9 @@ def likeliest_tokens(
     hidden = hidden_states(model, batch)
     source, own_ids, _, _ = batch.tokens
     size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
-    head = model.get_output_embeddings()
     found = []
     for places, tokens in zip(source.split(size), own_ids.split(size), strict=True):
-        logits = head(hidden[places])
-        logprobs = logits.float().log_softmax(-1)
+        logprobs = logits_of(model, hidden[places]).float().log_softmax(-1)
         found.append((logprobs.gather(1, tokens[:, None])[:, 0], *logprobs.topk(count)))
     own, top, ids = map(torch.cat, zip(*found, strict=True))
     return own, top, ids
