@@ -10,7 +10,6 @@ As an entry of the warm server it runs a job like `trimtab.models.training.entry
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.forked import FORKED
 from trimtab.models.nets.device import current_device, set_device
 
 T = TypeVar("T")
@@ -174,8 +174,8 @@ def install() -> None:
 
 def on_device(function: Callable[..., T], *arguments: Any) -> T:
     """What a function finds in a process whose models are on the device."""
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, initializer=_use) as pool:
+    # Not a fork of this process: where autograd has run, it knows of no further device.
+    with ProcessPoolExecutor(1, FORKED, initializer=_use) as pool:
         return pool.submit(function, *arguments).result()
 
 
