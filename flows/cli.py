@@ -457,6 +457,19 @@ def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
     commands.next_round(recipe, overrides or ())
 
 
+@app.command(rich_help_panel=RUN)
+def stage(
+    job: Annotated[
+        Path,
+        Argument(metavar="JOB", help="A job file: stage, config, inputs, workdir, and gpus."),
+    ],
+) -> None:
+    """Run one stage by hand, without Prefect; run again, it goes on from its checkpoint."""
+    from trimtab.flows.by_hand import run_stage
+
+    run_stage(job)
+
+
 @app.command(rich_help_panel=PREPARE)
 def recipes() -> None:
     """List the recipes: what each is, its memory, how long it takes."""
@@ -495,6 +508,43 @@ def doctor() -> int:
     found = diagnose(_start(is_written=False))
     print(doctor_text(found))
     return int(any(line.mark == "missing" for lines in found.values() for line in lines))
+
+
+@app.command("gpu-check", cls=ManyValues, rich_help_panel=PREPARE)
+def gpu_check(
+    minutes: Annotated[
+        float,
+        Option(callback=_above_zero, help="Time for all parts; what does not fit is left out."),
+    ] = 10,
+    out: Annotated[
+        Path, Option(metavar="DIR", help="Folder for results.json, log.txt and two timelines.")
+    ] = Path("gpu-check"),
+    pairs: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Preference pairs to train on; by default made up, as long as HH's.",
+        ),
+    ] = None,
+    part: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Only this part and what it needs.")
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        Option("--rehearse", help="On the CPU with tiny models, as where there is no GPU."),
+    ] = False,
+    trl_ppo: Annotated[
+        Path | None,
+        Option(metavar="PATH", help="TRL 1.10, the last release with PPO: a folder or its wheel."),
+    ] = None,
+) -> None:
+    """Check a GPU in ten minutes: right numbers, speed, memory, beside TRL; part by part.
+
+    The exit status is 1 if a part failed, 3 if nothing failed in a rehearsal.
+    """
+    from trimtab.flows.by_hand import check_gpu
+
+    check_gpu(minutes, out, pairs, part or (), rehearse, trl_ppo)
 
 
 @app.command(rich_help_panel=READ)

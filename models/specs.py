@@ -6,8 +6,10 @@ read planned stages by its names. The trainer of stage `x` is the module `trimta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
@@ -380,3 +382,24 @@ STUDY = StageSpec(
 SPECS: Final[Mapping[str, StageSpec]] = {
     spec.name: spec for spec in list(globals().values()) if isinstance(spec, StageSpec)
 }
+
+
+class JobError(ValueError):
+    """A job file that no stage can run."""
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """The job in a file (`trimtab.models.training.entry`), with what it may leave out.
+
+    Raises JobError for what is no job or names no stage.
+    """
+    try:
+        job = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise JobError(f"{path} is not JSON: {error}") from error
+    required = {"stage", "config", "inputs", "workdir"}
+    if not isinstance(job, dict) or not required <= job.keys():
+        raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
+    if job["stage"] not in SPECS:
+        raise JobError(f"{path}: found stage {job['stage']!r}; allowed: {', '.join(SPECS)}")
+    return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}

@@ -2,6 +2,7 @@
 
     python -m trimtab.models.training.entry JOB_JSON
 
+`trimtab stage JOB_JSON` does the same, and says in words what is wrong in it.
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
 `trimtab.models.stages.<stage>`, which has `run(config, inputs, workdir)`; `trimtab.models.specs`
@@ -13,33 +14,28 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trimtab.models.nets.device import current_device
-from trimtab.models.specs import SPECS
+from trimtab.models.specs import SPECS, read_job
 from trimtab.models.training import checkpoint, distributed, signals
 
 # An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
 DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
 
 
-class JobError(ValueError):
-    """A job file that no stage can run."""
-
-
 def main(job_path: str) -> None:
     """Run the job; returns when its outputs are written.
 
-    Raises JobError for a bad job file, pydantic.ValidationError for a bad config,
-    trimtab.models.specs.InputError for missing or unknown inputs, SystemExit(75) when stopped by
-    SIGTERM, and whatever the stage raises.
+    Raises trimtab.models.specs.JobError for a bad job file, pydantic.ValidationError for a bad
+    config, trimtab.models.specs.InputError for missing or unknown inputs, SystemExit(75) when
+    stopped by SIGTERM, and whatever the stage raises.
     """
     signals.install()
-    job = _read_job(Path(job_path))
+    job = read_job(Path(job_path))
     _become_ranks(job)
     _make_deterministic(job["num_threads"], bool(job["gpus"]))
     spec = SPECS[job["stage"]]
@@ -53,16 +49,6 @@ def main(job_path: str) -> None:
     finally:
         checkpoint.finish_saving()
         _say_memory()
-
-
-def _read_job(path: Path) -> dict[str, Any]:
-    job = json.loads(path.read_text())
-    required = {"stage", "config", "inputs", "workdir"}
-    if not isinstance(job, dict) or not required <= job.keys():
-        raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
-    if job["stage"] not in SPECS:
-        raise JobError(f"{path}: found stage {job['stage']!r}; allowed: {', '.join(SPECS)}")
-    return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
 
 
 def _become_ranks(job: dict[str, Any]) -> None:

@@ -3,22 +3,21 @@ made texts where only their size counts."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.training import ModelConfig
-from trimtab.models.data.loading import load_preferences
-from trimtab.models.data.readers import Source
+from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.gpu_check.material import byte_pair_tokenizer, pairs_of, write_pairs
+from trimtab.models.gpu_check.measure import row_work
 from trimtab.models.nets.loading import build_policy, save_model
 from trimtab.models.nets.packing import Candidates
 
-VOCABULARY, MAX_TOKENS = 8192, 1024
+MAX_TOKENS = 1024
 HIDDEN, LAYERS = 256, 7
 NUM_WORDS = 20_000
 
@@ -40,36 +39,19 @@ def make_material(source: str, folder: Path, limit: int | None = None) -> int:
     The first `limit` pairs of `source` that can be read are training pairs; returns their number.
     The held-out files hold the first few again, because a trainer scores them.
     """
-    found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
-    rows = [
-        {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-        for pair in found
-    ]
+    rows = pairs_of(source)
     tokenizer = byte_pair_tokenizer([row["prompt"] + row["chosen"] for row in rows])
     rows = rows[:limit]
-    folder.joinpath("preferences").mkdir(parents=True)
-    for name, part in (("train", rows), ("validation", rows[:8]), ("test", rows[:8])):
-        lines = "".join(json.dumps(row) + "\n" for row in part)
-        (folder / "preferences" / f"{name}.jsonl").write_text(lines)
+    write_pairs(rows, folder / "preferences")
     model = small_llama(tokenizer, HIDDEN, LAYERS, MAX_TOKENS)
     save_model(model, tokenizer, folder / "policy" / "model")
     return len(rows)
 
 
-def training_work(
-    row: Candidates,
-    layers: int = LAYERS,
-    hidden: int = HIDDEN,
-    weights: int = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN,
-) -> float:
-    """Floating-point operations of a training step on a packed row [Kaplan et al. 2020, app. B].
-
-    Two a parameter and token forward and four backward, embeddings apart, and causal attention.
-    weights: of the linear maps of one layer.
-    """
-    prompt = len(row.prompt)
-    looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
-    return 3 * layers * (row.num_tokens * 2 * weights + looks * 4 * hidden)
+def training_work(row: Candidates) -> float:
+    """Floating-point operations of a training step on a packed row, of `make_material`'s model."""
+    shape = shape_of(ModelConfig(hidden_size=HIDDEN, num_layers=LAYERS, max_length=MAX_TOKENS))
+    return row_work(shape, row)
 
 
 def small_llama(
@@ -79,15 +61,3 @@ def small_llama(
     torch.manual_seed(0)
     config = ModelConfig(hidden_size=width, num_layers=layers, max_length=max_tokens)
     return build_policy(config, tokenizer)
-
-
-def byte_pair_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level byte pairs, learned from the texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<pad>", "<eos>"]
-    tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special)
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")

@@ -22,9 +22,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from tests.bench.material import byte_pair_tokenizer, small_llama
-from trimtab.models.data.loading import load_preferences
-from trimtab.models.data.readers import Source
+from tests.bench.material import small_llama
+from trimtab.models.gpu_check.material import byte_pair_tokenizer, pairs_of
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,8 +70,7 @@ def make_material(source: str, folder: Path, max_prompt: int) -> None:
 
     A beginning is of at most `max_prompt` tokens.
     """
-    found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
-    texts = [pair.prompt for pair in found]
+    texts = [pair["prompt"] for pair in pairs_of(source)]
     tokenizer = byte_pair_tokenizer(texts)
     model = small_llama(tokenizer, WIDTH, LAYERS, max_tokens=max_prompt + 4 * RESPONSE)
     for name in ("policy", "scorer"):
@@ -119,11 +117,12 @@ def ours(material: Path, work: Path, precision: str) -> list[float]:
 
 def theirs(material: Path, work: Path, precision: str, peer: Path) -> list[float]:
     """PPOTrainer, in a process of its own; returns when each step ended."""
-    script, output = Path(__file__).with_name("trl_ppo.py"), work / "steps.json"
-    command = [sys.executable, str(script), str(material), str(output)]
+    output = work / "steps.json"
+    command = [sys.executable, "-m", "trimtab.models.gpu_check.trl_ppo", str(material), str(output)]
     command += [str(number) for number in (STEPS, BATCH, RESPONSE)] + [precision]
-    environment = {**os.environ, "PYTHONPATH": str(peer)}
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    path = os.pathsep.join(filter(None, [str(peer), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run(command, check=True, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
     times: list[float] = json.loads(output.read_text())["times"]
     return times
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from tests.bench.machine import matrix_rate
 from tests.bench.material import MAX_TOKENS, make_material, training_work
+from trimtab.models.gpu_check.trl_reward_model import BEST, SCHEDULE
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.batching import epoch_batches
@@ -34,23 +35,8 @@ from trimtab.models.training.data import read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, RATE = 16, 5e-4
-# The schedule and optimiser of trimtab.models.training.optimiser in TRL's words.
-SAME = {
-    "per_device_train_batch_size": BATCH,
-    "learning_rate": RATE,
-    "lr_scheduler_type": "cosine_with_min_lr",
-    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-    "warmup_steps": 0.1,
-    "adam_beta2": 0.95,
-    "num_train_epochs": 1,
-}
+SAME = SCHEDULE | {"per_device_train_batch_size": BATCH, "learning_rate": RATE}
 FLOAT32 = {"bf16": False}  # without, TRL multiplies in bfloat16
-# What else it has for a CPU: no recomputation of activations, rows of like length in a batch.
-BEST = {
-    "gradient_checkpointing": False,
-    "train_sampling_strategy": "group_by_length",
-    "remove_unused_columns": False,  # the lengths
-}
 
 
 @dataclass(frozen=True)
@@ -128,16 +114,17 @@ def ours(material: Path, precision: str, work: Path, seed: int) -> Epoch:
 
 def theirs(material: Path, more: Mapping[str, object], work: Path, seed: int) -> Epoch:
     """RewardTrainer, in a process of its own."""
-    script, output = Path(__file__).with_name("trl_reward_model.py"), work / "steps.json"
+    output = work / "steps.json"
     settings = {**SAME, **more, "seed": seed}
     command = [
         sys.executable,
-        str(script),
+        "-m",
+        "trimtab.models.gpu_check.trl_reward_model",
         str(material),
         str(output),
         json.dumps(settings),
     ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     steps = json.loads(output.read_text())
     return epoch(steps["times"], steps["losses"], len(rows_of(material)))
 

@@ -21,8 +21,8 @@ from trimtab.flows.config import Arm
 from trimtab.flows.recipes import RECIPES
 
 COMMANDS = {
-    "Run": ["run", "audit", "study", "rounds"],
-    "Before a run": ["recipes", "fields", "doctor"],
+    "Run": ["run", "audit", "study", "rounds", "stage"],
+    "Before a run": ["recipes", "fields", "doctor", "gpu-check"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
 }
@@ -112,7 +112,7 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, audit, study, rounds, r"),
+        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, audit, study, rounds, s"),
         (["xyz"], "unknown command 'xyz'; known: run, audit, study"),
         (["run", "smok"], "unknown recipe 'smok' (did you mean 'smoke'?); known: smoke, default"),
         (["run", "smoke", "--flow", "polcy"], "--flow: unknown flow 'polcy' (did you mean 'polic"),

@@ -17,6 +17,7 @@ from tests.infra.toy_launch import assert_gone
 from trimtab.infra.processes import launch as launch_module
 from trimtab.infra.processes.fork_client import close_servers
 from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, launch
+from trimtab.models.specs import JobError
 from trimtab.models.training import entry, signals
 
 # Puts a toy stage where the real ones are, then goes through the real entry.
@@ -166,7 +167,7 @@ def test_bad_job_files_are_refused(tmp_path: Path, job: str, message: str) -> No
     (tmp_path / "job.json").write_text(job)
     previous = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(entry.JobError, match=message):
+        with pytest.raises(JobError, match=message):
             entry.main(str(tmp_path / "job.json"))
     finally:
         signal.signal(signal.SIGTERM, previous)

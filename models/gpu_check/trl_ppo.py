@@ -1,6 +1,10 @@
-"""TRL's experimental PPOTrainer on the benchmark's material; notes when each step ended.
+"""TRL's PPOTrainer, which release 1.10 is the last to have; notes when each step ended.
 
-python tests/bench/trl_ppo.py MATERIAL OUTPUT STEPS BATCH RESPONSE PRECISION
+    PYTHONPATH=FOLDER python -m trimtab.models.gpu_check.trl_ppo MATERIAL OUTPUT STEPS BATCH \
+RESPONSE PRECISION
+
+FOLDER holds that release (`pip install --no-deps --target FOLDER trl==1.10.0`). MATERIAL has
+policy/model, scorer/model and data/policy_prompts.jsonl.
 """
 
 from __future__ import annotations
@@ -8,47 +12,42 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from datasets import Dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    TrainerCallback,
-)
-from trl.experimental.ppo import PPOConfig, PPOTrainer
-
-
-class Steps(TrainerCallback):
-    """When each step ended."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.times.append(time.time())
 
 
 def main(
     material: Path, output: Path, num_steps: int, batch: int, response: int, precision: str
 ) -> None:
+    """Train, and write `times`."""
+    import torch
+    from datasets import Dataset
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        TrainerCallback,
+    )
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    times: list[float] = []
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.time())
+
     torch.set_num_threads(2)
     policy, scorer = material / "policy" / "model", material / "scorer" / "model"
     tokenizer = AutoTokenizer.from_pretrained(policy, padding_side="left")
     lines = (material / "data" / "policy_prompts.jsonl").read_text().splitlines()
-    prompts = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
-    data = Dataset.from_list([{"input_ids": ids} for ids in prompts])
+    encoded = (tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines)
+    data = Dataset.from_list([{"input_ids": ids} for ids in encoded])
 
-    def scored() -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(scorer, dtype=torch.float32)
-
-    def written() -> Any:
-        return AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-
-    steps = Steps()
+    written = partial(AutoModelForCausalLM.from_pretrained, policy, dtype=torch.float32)
+    scored = partial(
+        AutoModelForSequenceClassification.from_pretrained, scorer, dtype=torch.float32
+    )
     trainer = PPOTrainer(
         PPOConfig(
             output_dir=str(output.with_suffix(".trl")),
@@ -63,7 +62,7 @@ def main(
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             bf16=precision == "bfloat16",
         ),
         processing_class=tokenizer,
@@ -73,10 +72,10 @@ def main(
         value_model=scored(),
         train_dataset=data,
         eval_dataset=data.select(range(1)),
-        callbacks=[steps],
+        callbacks=[Steps()],
     )
     trainer.train()
-    output.write_text(json.dumps({"times": steps.times}))
+    output.write_text(json.dumps({"times": times}))
 
 
 if __name__ == "__main__":

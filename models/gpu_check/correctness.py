@@ -1,0 +1,230 @@
+"""Whether a GPU computes what the CPU does: stages of recipe smoke, ZeRO, a stop and its resume."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from trimtab.models.gpu_check.driver import (
+    Bench,
+    LeftOutError,
+    WrongError,
+    forked,
+    status_of,
+)
+from trimtab.models.gpu_check.material import make_encoder
+from trimtab.models.gpu_check.stage_runs import (
+    make_job,
+    run_stage,
+    start_job,
+    with_precision,
+)
+from trimtab.models.training.entry import DETERMINISTIC
+from trimtab.models.training.signals import EXIT_STOPPED
+
+# Stages of recipe smoke with their inputs, by the stage that made them.
+STAGES: dict[str, dict[str, str]] = {
+    "world": {},
+    "sft": {"data": "world"},
+    "comparisons": {"data": "world", "policy": "sft"},
+    "reward_model": {"policy": "sft", "preferences": "comparisons"},
+    "advantage_model": {"policy": "sft", "preferences": "comparisons"},
+    "rehearsal": {"data": "world", "policy": "sft", "scorer": "advantage_model"},
+    "ppo_max": {
+        "policy": "sft",
+        "reference": "sft",
+        "data": "world",
+        "scorer": "advantage_model",
+        "rehearsal": "rehearsal",
+    },
+    "meta_rm": {
+        "scorer": "advantage_model",
+        "policy": "sft",
+        "data": "world",
+        "preferences": "comparisons",
+    },
+    "dpo": {"policy": "sft", "reference": "sft", "preferences": "comparisons"},
+    "evaluate": {
+        "policy": "ppo_max",
+        "reference": "sft",
+        "data": "world",
+        "scorer": "advantage_model",
+        "judge_0": "reward_model",
+    },
+}
+REFERENCE = "cpu float32"
+# Relative, of norms. In bfloat16 twice what it makes on the CPU, where that is more.
+MOST_FLOAT32, LEAST_BFLOAT16 = 1e-3, 1e-2
+# One token that is drawn otherwise changes all that is learned behind it: their weights are judged
+# in float32 only.
+SAMPLING = ("ppo_max", "meta_rm")
+
+
+def stages_on_all_devices(bench: Bench) -> None:
+    """Each stage on the CPU; then on the same inputs in bfloat16, and on the GPU in both."""
+    importlib.import_module("sentence_transformers")  # ten seconds, once for all forks
+    _run_all(bench, REFERENCE, True, "float32")
+    arms = {
+        "cpu bfloat16": (True, "bfloat16"),
+        "card float32": (False, "float32"),
+        "card bfloat16": (False, "bfloat16"),
+    }
+    children = {arm: forked(partial(_run_all, bench, arm, *how)) for arm, how in arms.items()}
+    ended = {arm: status_of(child) for arm, child in children.items()}
+    wrong = [f"{arm}: a stage failed" for arm, status in ended.items() if status != 0]
+    gaps = {arm: _gaps(bench.work / arm, bench.work / REFERENCE) for arm in arms}
+    for arm, found in gaps.items():
+        for what in ("weights", "scores", "first metrics"):
+            of_stages = {stage: each[what] for stage, each in found.items() if what in each}
+            stage, most = max(of_stages.items(), key=lambda item: item[1], default=("none", 0.0))
+            bench.note(
+                f"{arm}: {what} differ by",
+                most,
+                beside=f"most in {stage}" if most else "",
+                by_stage=of_stages,
+            )
+    for stage in STAGES:
+        exact, narrow, of_cpu = (
+            gaps[arm].get(stage, {}).get("weights", 0.0)
+            for arm in ("card float32", "card bfloat16", "cpu bfloat16")
+        )
+        if exact > MOST_FLOAT32:
+            wrong.append(f"{stage} in float32: weights {exact:.1e}, at most {MOST_FLOAT32:.1e}")
+        limit = max(LEAST_BFLOAT16, 2 * of_cpu)
+        if stage not in SAMPLING and narrow > limit:
+            wrong.append(f"{stage} in bfloat16: weights {narrow:.1e}, at most {limit:.1e}")
+    if wrong:
+        raise WrongError("; ".join(wrong))
+
+
+def _run_all(bench: Bench, arm: str, on_cpu: bool, precision: str) -> None:
+    """All stages in one place and precision; inputs are those of the reference."""
+    for stage, inputs in STAGES.items():
+        if stage == "world" and arm != REFERENCE:
+            continue
+        config = with_precision(bench.request["smoke"][stage], precision)
+        if "encoder" in config:
+            config["encoder"] = str(bench.work / "encoder")
+            if arm == REFERENCE:
+                policy = bench.work / REFERENCE / "sft" / "output"
+                status_of(forked(partial(make_encoder, policy, bench.work / "encoder")))
+        made = {name: bench.work / REFERENCE / each / "output" for name, each in inputs.items()}
+        run_stage(make_job(bench, bench.work / arm / stage, stage, config, made, on_cpu))
+
+
+def _gaps(arm: Path, reference: Path) -> dict[str, dict[str, float]]:
+    """Of each stage the relative difference of its weights, of its scores, of its first metrics."""
+    found: dict[str, dict[str, float]] = {}
+    for stage in STAGES:
+        mine, other = arm / stage, reference / stage
+        if not (mine / "output").exists():
+            continue
+        gaps = {}
+        if _weights(other):
+            gaps["weights"] = gap(_weights(mine), _weights(other))
+        if (other / "output" / "scores.jsonl").exists():
+            gaps["scores"] = gap(_scores(mine), _scores(other))
+        if _first_metrics(other):
+            gaps["first metrics"] = gap(_first_metrics(mine), _first_metrics(other))
+        found[stage] = gaps
+    return found
+
+
+def gap(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The norm of all differences over that of all that is compared; 1 where names differ."""
+    if mine.keys() != other.keys() or any(mine[n].shape != other[n].shape for n in other):
+        return 1.0
+    differences = [(mine[name] - other[name]).double().norm() for name in other]
+    norms = [other[name].double().norm() for name in other]
+    return float(torch.stack(differences).norm() / torch.stack(norms).norm().clamp(min=1e-30))
+
+
+def _weights(work: Path) -> dict[str, torch.Tensor]:
+    paths = sorted((work / "output").glob("*/*.safetensors"))
+    return {
+        f"{path.parent.name}/{name}": value.float()
+        for path in paths
+        for name, value in load_file(path).items()
+    }
+
+
+def _scores(work: Path) -> dict[str, torch.Tensor]:
+    lines = (work / "output" / "scores.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return {"scores": torch.tensor([[r["chosen_score"], r["rejected_score"]] for r in rows])}
+
+
+def _first_metrics(work: Path) -> dict[str, torch.Tensor]:
+    path = work / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    first = [row["metrics"] for row in rows if "metrics" in row][:1]
+    return {name: torch.tensor(value) for each in first for name, value in each.items()}
+
+
+def zero(bench: Bench) -> None:
+    """A reward model under ZeRO 2 and 3 on one rank has the weights of one without."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise LeftOutError("it needs DeepSpeed")
+    plain = bench.work / "card float32" / "reward_model"
+    config = with_precision(bench.request["smoke"]["reward_model"], "float32")
+    wrong = []
+    for stage in (2, 3):
+        work = bench.work / f"zero {stage}"
+        changed = {**config, "train": {**config["train"], "zero": {"stage": stage}, "num_ranks": 1}}
+        run_stage(make_job(bench, work, "reward_model", changed, _inputs_of("reward_model", bench)))
+        found = gap(_weights(work), _weights(plain))
+        bench.note(f"ZeRO {stage}: weights from those without", found, "")
+        wrong += [f"ZeRO {stage}: weights {found:.1e} from those without"] * (found > MOST_FLOAT32)
+    if wrong:
+        raise WrongError("; ".join(wrong))
+
+
+def stop_and_resume(bench: Bench) -> None:
+    """With TRIMTAB_DETERMINISTIC=1: twice the same bytes, and so after SIGTERM and a resume."""
+    config = with_precision(bench.request["smoke"]["sft"], "float32")
+    config["train"] = {**config["train"], "num_epochs": 20, "checkpoint_every": 10**6}
+    jobs = [
+        make_job(bench, bench.work / f"sft {name}", "sft", config, _inputs_of("sft", bench))
+        for name in ("once", "twice", "stopped")
+    ]
+    strict = {DETERMINISTIC: "1"}
+    once, twice = (_digest(run_stage(job, environment=strict)) for job in jobs[:2])
+    bench.note("run twice", "the same bytes" if once == twice else "other bytes")
+    child = start_job(jobs[2], environment=strict)
+    metrics = jobs[2].parent / "metrics.jsonl"
+    while not metrics.exists() and bench.left() > 0:
+        time.sleep(0.002)
+    os.kill(child, signal.SIGTERM)
+    status = status_of(child)
+    steps = len(metrics.read_text().splitlines())
+    bench.note(
+        "stopped by SIGTERM", f"exit status {status}", "", beside=f"{steps} lines of metrics"
+    )
+    resumed = _digest(run_stage(jobs[2], environment=strict))
+    bench.note("resumed", "the same bytes" if resumed == once else "other bytes")
+    if status != EXIT_STOPPED:
+        raise WrongError(f"SIGTERM: exit status {status}, not {EXIT_STOPPED}")
+    if not once == twice == resumed:
+        raise WrongError("weights are not the same bytes")
+
+
+def _inputs_of(stage: str, bench: Bench) -> dict[str, Path]:
+    return {name: bench.work / REFERENCE / each / "output" for name, each in STAGES[stage].items()}
+
+
+def _digest(output: Path) -> str:
+    found: Any = hashlib.sha256()
+    for path in sorted(output.glob("model/*.safetensors")):
+        found.update(path.read_bytes())
+    return str(found.hexdigest())

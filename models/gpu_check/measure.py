@@ -1,0 +1,171 @@
+"""Timers, rates, kernel tables, memory: how a part measures."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from trimtab.models.estimates.amounts import Amounts
+from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import StageInputs
+from trimtab.models.gpu_check.driver import Bench
+from trimtab.models.nets.packing import Candidates
+
+GIB = 2**30
+TOP_KERNELS = 12
+# What a kernel does, by the first pattern that its name has; the rest is elementwise.
+GROUPS = {
+    "attention": r"flash|fmha|attention|sdpa",
+    "optimiser": r"adam|multi_tensor|foreach",
+    "matrix products": r"gemm|cutlass|nvjet|cublas|\baten::(mm|addmm|bmm|baddbmm)\b|matmul",
+    "copies, indexing": r"memcpy|memset|copy|cat|index|gather|scatter|embedding|aten::(to|clone)",
+    "elementwise, reductions": r"",
+}
+
+
+def synchronise() -> None:
+    """Wait for all that the GPU was asked for."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(function: Callable[[], object], warmup: int, repeats: int) -> list[float]:
+    """Seconds of each of the repeats, from one synchronisation to the next."""
+    for _ in range(warmup):
+        function()
+    found = []
+    for _ in range(repeats):
+        synchronise()
+        start = time.perf_counter()
+        function()
+        synchronise()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def note_runs(
+    bench: Bench, name: str, runs: Sequence[float], unit: str, scale: float = 1.0, **more: Any
+) -> float:
+    """Note the median of several runs, and the least and the most; returns the median."""
+    values = [scale * run for run in runs]
+    middle = median(values)
+    bench.note(name, middle, unit, least=min(values), most=max(values), **more)
+    return middle
+
+
+def target(value: float, least: float, what: str) -> dict[str, Any]:
+    """What was promised of a value: at least so much. what: the same in words."""
+    return {"target": what, "met": value >= least}
+
+
+def row_work(shape: ModelShape, row: Candidates) -> float:
+    """Floating-point operations of a training step on a packed row [Kaplan et al. 2020, app. B].
+
+    Two a parameter and token forward and four backward, embeddings apart, and causal attention.
+    """
+    weights = sum(inputs * outputs for inputs, outputs in shape.layer_maps)
+    prompt = len(row.prompt)
+    looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
+    of_layer = row.num_tokens * 2 * weights + looks * 4 * shape.num_heads * shape.head_dim
+    return 3 * shape.num_layers * of_layer
+
+
+def product_rate(size: int, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of products of square matrices."""
+    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    seconds = timed(lambda: [left @ right for _ in range(10)], 1, 3)
+    return 10 * 2 * size**3 / min(seconds)
+
+
+def note_kernels(
+    bench: Bench, what: str, function: Callable[[], object], seconds: float, trace: Path | None
+) -> None:
+    """Note where the device's time of one call goes, and how long it idles.
+
+    seconds: of a call that nobody watches. trace: where the timeline goes, compressed.
+    """
+    on_gpu = bench.device == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=activities) as watched:
+        function()
+        synchronise()
+    if trace is not None:
+        watched.export_chrome_trace(str(trace))
+    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    groups: dict[str, float] = defaultdict(float)
+    kernels = []
+    for event in watched.key_averages():
+        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if event.device_type == kind and own > 0:
+            groups[group_of(event.key)] += own / 1e3
+            kernels.append((event.key, own / 1e3))
+    busy = sum(groups.values()) or 1.0
+    idle = max(0.0, 1 - busy / (1e3 * seconds))
+    ordered = sorted(groups.items(), key=lambda item: -item[1])
+    top = sorted(kernels, key=lambda item: -item[1])[:TOP_KERNELS]
+    bench.note(
+        f"{what}: device busy",
+        busy,
+        "ms",
+        beside=f"idle {idle:.0%}" if on_gpu else "of the host",
+        groups=[(name, each, each / busy) for name, each in ordered],
+    )
+    bench.note(f"{what}: kernels", len(kernels), "kinds", groups=[(n, t, t / busy) for n, t in top])
+
+
+def group_of(kernel: str) -> str:
+    """Which of GROUPS a kernel belongs to."""
+    return next(name for name, pattern in GROUPS.items() if re.search(pattern, kernel.lower()))
+
+
+def note_memory(
+    bench: Bench, stage: str, config: Any, inputs: StageInputs, used: float | None
+) -> None:
+    """Note the most GiB that tensors took beside what the plan says; used: None on a CPU."""
+    planned = work_of(stage, config, inputs).peak[1].total / GIB
+    if used is None:
+        bench.note(f"{stage}: memory planned", planned, "GiB")
+        return
+    bench.note(
+        f"{stage}: memory in tensors",
+        used,
+        "GiB",
+        beside=f"planned {planned:.1f}",
+        target="within its plan",
+        met=used <= planned,
+    )
+
+
+def inputs_of(shape: ModelShape, rows: Sequence[Candidates], prompt: int) -> StageInputs:
+    """What a plan is made of: so many pairs, each as long as the longest; prompt: tokens."""
+    longest = max(row.num_tokens for row in rows)
+    dialogue = max(len(row.prompt) + max(map(len, row.responses)) for row in rows)
+    count = len(rows)
+    amounts = Amounts(
+        demonstrations=count,
+        pair_prompts=count,
+        pairs=count,
+        train_pairs=count,
+        train_rankings=count,
+        ranked=2,
+        policy_prompts=count,
+        held_out_prompts=0,
+        distinct_demonstrations=count,
+        eval_prompts=0,
+        eval_sets=0,
+        prompt_tokens=prompt,
+        dialogue_tokens=dialogue,
+        pair_tokens=longest,
+        assumptions=(),
+    )
+    return StageInputs(shape, amounts)

@@ -1,0 +1,52 @@
+"""The parts of the check, a row each. Loads no torch: the command line names them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row: what it measures, by which function (`module:function`), and for how long.
+
+    least: minutes without which it is not begun. most: its deadline. Both are estimates for a card
+    of 80 GB. needs: parts without which it has nothing to work on.
+    """
+
+    name: str
+    function: str
+    least: float
+    most: float
+    needs: tuple[str, ...] = ()
+
+
+_CORRECTNESS = "trimtab.models.gpu_check.correctness"
+_SPEED = "trimtab.models.gpu_check.speed"
+PARTS = (
+    Part("card", f"{_SPEED}:card", 0.2, 0.7),
+    Part("material", f"{_SPEED}:material", 0.2, 1.0),
+    Part("ten stages", f"{_CORRECTNESS}:stages_on_all_devices", 0.5, 2.0),
+    Part("reward model 0.5B", f"{_SPEED}:reward_model", 0.3, 1.2, ("card", "material")),
+    Part("reward model, TRL", f"{_SPEED}:reward_model_against_trl", 0.7, 1.5, ("material",)),
+    Part("PPO by phase", f"{_SPEED}:ppo", 0.5, 1.5, ("material",)),
+    Part("PPO, TRL", f"{_SPEED}:ppo_of_trl", 0.6, 1.5, ("PPO by phase",)),
+    Part("sampling", f"{_SPEED}:sampling", 0.5, 1.2, ("material",)),
+    Part("reward model 1B", f"{_SPEED}:large_reward_model", 0.4, 0.8, ("card", "material")),
+    Part("SFT, DPO, MetaRM", f"{_SPEED}:other_stages", 0.5, 1.2, ("material",)),
+    Part("log-probabilities", f"{_SPEED}:log_probs", 0.2, 0.5),
+    Part("ZeRO on one rank", f"{_CORRECTNESS}:zero", 0.4, 1.0, ("ten stages",)),
+    Part("stop and resume", f"{_CORRECTNESS}:stop_and_resume", 0.3, 0.8, ("ten stages",)),
+    Part("reward model, TRL again", f"{_SPEED}:reward_model_against_trl", 0.7, 1.5, ("material",)),
+)
+
+
+def with_needs(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+    """The parts of these names and those that they need, in order; without names all."""
+    by_name = {part.name: part for part in parts}
+    wanted, left = set[str](), list(names or by_name)
+    while left:
+        name = left.pop()
+        wanted.add(name)
+        left += by_name[name].needs
+    return [part for part in parts if part.name in wanted]

@@ -1,0 +1,516 @@
+"""How fast a card is: its rates, reward models, PPO, sampling, log-probabilities; and peers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
+
+from trimtab.models.config.policy import DPOConfig, PPOConfig
+from trimtab.models.config.reward import MetaRMConfig, RewardModelConfig
+from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig
+from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.gpu_check import trl_reward_model
+from trimtab.models.gpu_check.driver import Bench, LeftOutError, WrongError
+from trimtab.models.gpu_check.material import (
+    CARD,
+    REHEARSAL,
+    VOCABULARY,
+    Scale,
+    config_of,
+    make_material,
+)
+from trimtab.models.gpu_check.measure import (
+    GIB,
+    inputs_of,
+    note_kernels,
+    note_memory,
+    note_runs,
+    product_rate,
+    row_work,
+    synchronise,
+    target,
+    timed,
+)
+from trimtab.models.gpu_check.stage_runs import (
+    Wrapped,
+    make_job,
+    run_stage,
+    step_times,
+    tensor_gib,
+)
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.precision import set_product_precision
+from trimtab.models.nets.token_logprobs import token_logprobs
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
+from trimtab.models.training import distributed, entry
+from trimtab.models.training.batching import epoch_batches
+from trimtab.models.training.data import read_pairs
+from trimtab.models.training.learner import TrainingRows, accumulate, new_learner
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.sampling import sample
+
+MICRO_BATCH_TOKENS, MAX_TOKENS, RATE = 16_384, 1024, 1e-5
+STEPS = 3
+PPO_BEFORE = 12.4  # seconds a step of 64 prompts, on an H100 of 26 November 2026
+# Modules' functions whose time is a phase of PPO; one inside another counts as the outer one's.
+PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
+    "sample": ((rollout, "_sample_rows"),),
+    "log-probs, values": ((rollout, "map_micro_batches"),),
+    "score": ((scorers.Scorers, "score"),),
+    "update": ((update.ActorCritic, "update"),),
+    "save": ((trainer, "checkpoint_or_stop"), (trainer._RolloutLog, "append")),
+}
+
+
+def begin(bench: Bench, precision: str = "bfloat16") -> Scale:
+    """Compute on the bench's device as a stage does, and multiply so; returns how large all is."""
+    if bench.device == "cuda":
+        distributed.use_gpu()
+    entry._make_deterministic(1)
+    set_product_precision("bfloat16" if precision == "bfloat16" else "float32")
+    return scale_of(bench)
+
+
+def scale_of(bench: Bench) -> Scale:
+    """The card's, or a rehearsal's."""
+    return CARD if bench.device == "cuda" else REHEARSAL
+
+
+def card(bench: Bench) -> None:
+    """The card: its memory, and its rates of products and copies."""
+    scale = begin(bench, "float32")
+    if bench.device == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        bench.note("card", found.name)
+        bench.note("memory", found.total_memory / GIB, "GiB")
+        asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm,power.limit"]
+        asked += ["--format=csv,noheader", "--id=0"]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        bench.note("driver, clocks, power", said or "unknown")
+    else:
+        bench.note("card", f"none: {os.cpu_count()} CPU cores")
+    for name, dtype, matmul in (
+        ("bfloat16", torch.bfloat16, "highest"),
+        ("TF32", torch.float32, "high"),
+        ("float32", torch.float32, "highest"),
+    ):
+        torch.set_float32_matmul_precision(matmul)
+        bench.note(f"products of {name}", product_rate(scale.product, dtype) / 1e12, "TFLOP/s")
+    numbers = torch.zeros(scale.product, scale.product)
+    host = torch.zeros(numbers.shape, device="cpu", pin_memory=bench.device == "cuda")
+    for name, copy, times in (
+        ("copy on the device", numbers.clone, 2),
+        ("copy to the device", lambda: numbers.copy_(host, non_blocking=True), 1),
+        ("copy to the host", lambda: host.copy_(numbers, non_blocking=True), 1),
+    ):
+        seconds = min(timed(copy, 1, 3))
+        bench.note(name, times * numbers.nbytes / seconds / 1e9, "GB/s")
+
+
+def material(bench: Bench) -> None:
+    """What the parts below train on."""
+    scale = begin(bench, "float32")
+    for name, length in make_material(scale, bench.request["pairs"], bench.work / "all").items():
+        bench.note(f"mean length: {name}", length, "tokens")
+    bench.note("pairs", bench.request["pairs"] or "made up, as long as HH's")
+
+
+def reward_model(bench: Bench, large: bool = False) -> None:
+    """Updates of a reward model on one micro batch of packed pairs, as the stage makes them."""
+    scale = begin(bench)
+    fields = scale.large if large else scale.shape
+    train = TrainConfig(
+        batch_size=scale.timed, micro_batch_tokens=2 * MICRO_BATCH_TOKENS, precision="bfloat16"
+    )
+    folder = bench.work / "all"
+    path = folder / "preferences" / "train.jsonl"
+    pairs = read_pairs(path, load_tokenizer(folder / "policy" / "model"), MAX_TOKENS)
+    pairs = pairs.subset(range(scale.timed))
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(
+        config_of({**fields, "num_labels": 1}), dtype=torch.float32
+    )
+    model = with_fused_layers(model).to(torch.get_default_device()).train()
+    rankings = pair_batches_of(pairs)
+    data = TrainingRows(rankings.rows, rankings.weight)
+    batch = list(range(scale.timed))
+    prepare_training(model, train, 0)
+    learner = new_learner(model, reward_loss(model, rankings), train, state=None)
+
+    def step() -> None:
+        accumulate(learner, data, batch, lambda each: each, train.micro_batch_tokens)
+        learner.step(RATE)
+
+    config_of_shape = bench.work / ("large" if large else "small")
+    model.config.save_pretrained(config_of_shape)
+    shape = shape_of(ModelConfig(base=str(config_of_shape)))
+    seconds = note_runs(bench, f"update of {scale.timed} pairs", timed(step, 3, 5), "ms", 1e3)
+    seconds /= 1e3
+    tokens = sum(row.num_tokens for row in pairs.rows)
+    bench.note("packed tokens", tokens / seconds, "/s", beside=f"{tokens:,} an update")
+    rate = bench.found("card", "products of bfloat16")
+    share = 100 * sum(row_work(shape, row) for row in pairs.rows) / seconds / (1e12 * rate)
+    promise = {} if large else target(share, 45, "at least 45 %")
+    bench.note("of the card's rate of products", share, "%", **promise)
+    used = torch.cuda.max_memory_allocated() / GIB if bench.device == "cuda" else None
+    inputs = inputs_of(shape, pairs.rows, scale.prompt)
+    note_memory(bench, "reward_model", RewardModelConfig(train=train), inputs, used)
+    trace = None if large else bench.out / "reward_model_trace.json.gz"
+    note_kernels(bench, "update", step, seconds, trace)
+    if not large:
+        prepare_training(model, train, 0, 0.05)
+        note_runs(bench, "update with dropout 0.05", timed(step, 1, 2), "ms", 1e3)
+
+
+def large_reward_model(bench: Bench) -> None:
+    """The same at a billion parameters."""
+    reward_model(bench, large=True)
+
+
+def reward_model_against_trl(bench: Bench) -> None:
+    """Pairs a second after the first step: the stage, and TRL's RewardTrainer, a process each."""
+    scale = scale_of(bench)
+    source = bench.work / "all"
+    for peer in ("trl", "datasets"):
+        _require(peer)
+    place = bench.work / f"against-trl-{time.monotonic_ns()}"
+    compared = place / "material"
+    compared.mkdir(parents=True)
+    (compared / "policy").symlink_to(source / "policy")
+    (compared / "preferences").symlink_to(source / "compared")
+    train = {"batch_size": scale.batch, "learning_rate": RATE, "precision": "bfloat16"}
+    train |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "checkpoint_every": 10**6}
+    inputs = {name: compared / name for name in ("policy", "preferences")}
+    job = make_job(bench, place / "ours", "reward_model", {"train": train}, inputs)
+    run_stage(job)
+    times = step_times(place / "ours")
+    ours = _counted_pairs(compared, scale.batch) / (times[-1] - times[0])
+    bench.note("the stage reward_model", ours, "pairs/s", beside=_gib(tensor_gib(place / "ours")))
+    settings = trl_reward_model.SCHEDULE | trl_reward_model.BEST
+    settings |= {"learning_rate": RATE, "max_length": MAX_TOKENS, "seed": 0}
+    # Sixty-four pairs at once do not fit beside float32 weights and their optimiser.
+    settings |= {"per_device_train_batch_size": max(1, scale.batch // 4)}
+    settings |= {"gradient_accumulation_steps": 4}
+    arms = {"TRL, its best settings": settings}
+    if bench.device == "cuda":
+        arms["TRL, these with liger"] = settings | {"use_liger_kernel": True}
+    rates = []
+    for number, (name, given) in enumerate(arms.items()):
+        output = place / f"trl-{number}.json"
+        module = "trimtab.models.gpu_check.trl_reward_model"
+        try:
+            _python(["-m", module, str(compared), str(output), json.dumps(given)])
+        except WrongError as error:
+            if number == 0:
+                raise
+            bench.note(name, "does not run", "", beside=str(error)[-120:])
+            continue
+        found = json.loads(output.read_text())
+        took = found["times"][-1] - found["times"][1]
+        steps = len(found["times"]) - 1
+        rates.append(scale.compared * (steps - 1) / steps / took)
+        bench.note(name, rates[-1], "pairs/s", beside=_gib(found["gib"]))
+    ratio = ours / max(rates)
+    bench.note("faster by", ratio, "times", **target(ratio, 2, "at least 2 times"))
+
+
+def _counted_pairs(material: Path, batch: int) -> float:
+    """Pairs of all steps but the first, by their tokens: nothing tells when that one began."""
+    tokenizer = load_tokenizer(material / "policy" / "model")
+    rows = read_pairs(material / "preferences" / "train.jsonl", tokenizer, MAX_TOKENS).rows
+    lengths = [row.num_tokens for row in rows]
+    first, *_ = epoch_batches(lengths, batch, 0, epoch=0)
+    return len(rows) * (1 - sum(lengths[index] for index in first) / sum(lengths))
+
+
+def ppo(bench: Bench) -> None:
+    """Steps of the stage ppo_max, by phase."""
+    scale, folder = scale_of(bench), bench.work / "all"
+    config = PPOConfig(
+        num_steps=STEPS,
+        rollout_batch=scale.batch,
+        train_batch=scale.batch,
+        critic_pretrain_steps=0,
+        rehearsal_coef=0,
+        temperature=1.0,
+        top_p=1.0,
+        max_new_tokens=scale.response,
+        precision="bfloat16",
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        checkpoint_every=STEPS,
+    )
+    inputs = {name: folder / name for name in ("policy", "scorer", "data")}
+    inputs["reference"] = inputs["policy"]
+    work = bench.work / "ppo"
+    job = make_job(bench, work, "ppo_max", config.model_dump(mode="json"), inputs)
+    wrapped, spent = _timed_phases(work / "phases.json")
+    run_stage(job, wrapped=wrapped)
+    phases: list[dict[str, float]] = json.loads(spent.read_text())
+    for phase in PHASES:
+        seconds = [step.get(phase, 0.0) for step in phases]
+        if phase == "save":
+            bench.note("save, once", max(seconds), "s")
+        else:
+            note_runs(bench, f"{phase}, a step", seconds, "s")
+    ends = step_times(work)
+    steps = [later - sooner for sooner, later in pairwise(ends)]
+    step = note_runs(bench, "a step, without its save", steps, "s")
+    factor = PPO_BEFORE / step
+    bench.note("shorter than 12.4 s", factor, "times", **target(factor, 4, "at least 4 times"))
+    rows = read_pairs(
+        folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
+    ).rows
+    shape = shape_of(ModelConfig(base=str(folder / "policy" / "model")))
+    note_memory(bench, "ppo_max", config, inputs_of(shape, rows, scale.prompt), tensor_gib(work))
+
+
+def _timed_phases(path: Path) -> tuple[tuple[Wrapped, ...], Path]:
+    """PHASES with synchronised timers round them, and where seconds are noted: by step and phase.
+
+    A step begins where it samples. What runs inside another phase is counted there.
+    """
+    steps: list[dict[str, float]] = []
+    inside: list[str] = []
+
+    def around(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*positional: Any, **named: Any) -> Any:
+            if inside:
+                return function(*positional, **named)
+            if phase == "sample":
+                steps.append(defaultdict(float))
+            inside.append(phase)
+            synchronise()
+            start = time.perf_counter()
+            try:
+                return function(*positional, **named)
+            finally:
+                synchronise()
+                inside.pop()
+                steps[-1][phase] += time.perf_counter() - start
+                path.write_text(json.dumps(steps))
+
+        return watched
+
+    wrapped = tuple(
+        (owner, name, around(phase, getattr(owner, name)))
+        for phase, places in PHASES.items()
+        for owner, name in places
+    )
+    return wrapped, path
+
+
+def ppo_of_trl(bench: Bench) -> None:
+    """TRL's PPOTrainer on the same models and prompts."""
+    given = bench.request["trl_ppo"]
+    if given is None:
+        raise LeftOutError("it needs TRL 1.10: --trl-ppo (make gpu-bundle has it)")
+    _require("datasets")
+    folder = Path(given)
+    if folder.suffix == ".whl":
+        zipfile.ZipFile(folder).extractall(bench.work / "trl-1.10")
+        folder = bench.work / "trl-1.10"
+    scale, output = scale_of(bench), bench.work / "trl-ppo.json"
+    numbers = [str(each) for each in (STEPS, scale.batch, scale.response)]
+    command = ["-m", "trimtab.models.gpu_check.trl_ppo", str(bench.work / "all"), str(output)]
+    _python([*command, *numbers, "bfloat16"], first=str(folder))
+    ends = json.loads(output.read_text())["times"]
+    steps = [later - sooner for sooner, later in pairwise(ends)]
+    theirs = note_runs(bench, "TRL 1.10, a step", steps, "s")
+    ours = bench.found("PPO by phase", "a step, without its save")
+    ratio = theirs / ours
+    bench.note("faster by", ratio, "times", **target(ratio, 3, "at least 3 times"))
+
+
+def other_stages(bench: Bench) -> None:
+    """Steps of SFT, DPO and MetaRM."""
+    scale, folder = scale_of(bench), bench.work / "all"
+    train = TrainConfig(
+        batch_size=scale.batch,
+        precision="bfloat16",
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        learning_rate=RATE,
+    )
+    model = ModelConfig(base=str(folder / "policy" / "model"), max_length=MAX_TOKENS)
+    places = {name: folder / name for name in ("policy", "scorer", "data")}
+    places |= {"reference": places["policy"], "preferences": folder / "few"}
+    stages: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "sft": (SFTConfig(model=model, train=train), ("data",)),
+        "dpo": (DPOConfig(train=train), ("policy", "reference", "preferences")),
+        "meta_rm": (
+            MetaRMConfig(
+                train=train,
+                num_prompts=16,
+                num_responses=4,
+                meta_batch=16,
+                max_new_tokens=scale.response,
+            ),
+            ("scorer", "policy", "data", "preferences"),
+        ),
+    }
+    rows = read_pairs(
+        folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
+    ).rows
+    inputs = inputs_of(shape_of(model), rows, scale.prompt)
+    for stage, (config, names) in stages.items():
+        work = bench.work / f"steps {stage}"
+        job = make_job(
+            bench, work, stage, config.model_dump(mode="json"), {n: places[n] for n in names}
+        )
+        run_stage(job)
+        ends = step_times(work)
+        steps = [later - sooner for sooner, later in pairwise(ends)]
+        note_runs(bench, f"{stage}, a step of {scale.batch}", steps, "s")
+        note_memory(bench, stage, config, inputs, tensor_gib(work))
+
+
+@torch.no_grad()
+def sampling(bench: Bench) -> None:
+    """Tokens a second of responses that do not end: own loop, `generate`, `generate_batch`."""
+    scale = begin(bench)
+    folder = bench.work / "all" / "policy" / "model"
+    tokenizer: Any = SimpleNamespace(pad_token_id=0, eos_token_id=-1)
+    ours = load_policy(folder).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    theirs = theirs.to(torch.get_default_device())
+    generator = torch.Generator("cpu").manual_seed(0)
+    length = scale.response
+    asked = GenerationConfig(
+        do_sample=True, top_k=0, max_new_tokens=length, min_new_tokens=length, pad_token_id=0,
+        eos_token_id=-1, use_cuda_graph=False,
+    )  # fmt: skip
+    as_stage = torch.are_deterministic_algorithms_enabled()
+    for rows in scale.rows:
+        size = (rows, scale.prompt)
+        prompts = torch.randint(10, VOCABULARY, size, generator=generator, device="cpu")
+        given = prompts.to(torch.get_default_device())
+        arms: dict[str, Callable[[], object]] = {
+            "own loop": lambda p=prompts: sample(  # type: ignore[misc]
+                ours, tokenizer, p.tolist(), Sampling(1.0, length), torch.Generator("cpu")
+            ),
+            "generate": lambda g=given: theirs.generate(  # type: ignore[misc]
+                g, attention_mask=torch.ones_like(g), generation_config=asked
+            ),
+            "generate_batch": lambda p=prompts: theirs.generate_batch(  # type: ignore[misc]
+                p.tolist(), generation_config=asked
+            ),
+        }
+        rates = {}
+        for name, run in arms.items():
+            torch.use_deterministic_algorithms(as_stage and name == "own loop", warn_only=True)
+            try:
+                seconds = timed(run, 1, 2)
+            except Exception as error:  # a peer that this card, or this version, does not have
+                if name == "own loop":
+                    raise
+                bench.note(f"{rows} rows: {name}", "does not run", "", beside=f"{error!r}"[:120])
+                continue
+            tokens = [rows * length / each for each in seconds]
+            rates[name] = note_runs(bench, f"{rows} rows: {name}", tokens, "tokens/s")
+        if rows == 256 and "generate" in rates:
+            ratio = rates["own loop"] / rates["generate"]
+            bench.note(
+                "256 rows: faster by", ratio, "times", **target(ratio, 5, "at least 5 times")
+            )
+    torch.use_deterministic_algorithms(as_stage, warn_only=True)
+    rows, short = scale.rows[0], Sampling(1.0, 8)
+    prompts = torch.randint(10, VOCABULARY, (rows, scale.prompt), generator=generator, device="cpu")
+    run = partial(sample, ours, tokenizer, prompts.tolist(), short, generator)
+    middle = median(timed(run, 1, 3))
+    trace = bench.out / "sampling_trace.json.gz"
+    note_kernels(bench, f"{rows} rows, 8 tokens", run, middle, trace)
+
+
+def log_probs(bench: Bench) -> None:
+    """Log-probabilities of tokens and their gradient: own, trl.kernels, liger; error to float64."""
+    scale = begin(bench)
+    count, vocabulary = scale.logits
+    torch.manual_seed(0)
+    hidden = torch.randn(
+        count, scale.shape["hidden_size"], dtype=torch.bfloat16, requires_grad=True
+    )
+    head = torch.randn(vocabulary, scale.shape["hidden_size"], dtype=torch.bfloat16) / 8
+    head.requires_grad_()
+    tokens = torch.randint(0, vocabulary, (count,))
+
+    def own() -> torch.Tensor:
+        return token_logprobs(hidden @ head.T, tokens, 1.0)[0]
+
+    def of_trl() -> torch.Tensor:
+        from trl.kernels import ChunkedLogProbFunction
+
+        result: torch.Tensor = ChunkedLogProbFunction.apply(
+            hidden, head, None, tokens, 1.0, 8192, None, 1.0, ()
+        )[0]
+        return result
+
+    def of_liger() -> torch.Tensor:
+        liger = importlib.import_module("liger_kernel.transformers.functional")
+        found = liger.liger_fused_linear_cross_entropy(hidden, head, tokens, reduction="none")
+        return -(found[0] if isinstance(found, tuple) else found)
+
+    places = torch.cat(
+        [
+            (part.double() @ head.detach().double().T).log_softmax(1).gather(1, own_tokens[:, None])
+            for part, own_tokens in zip(hidden.detach().split(256), tokens.split(256), strict=True)
+        ]
+    )[:, 0]
+    for name, function in {"own": own, "trl.kernels": of_trl, "liger": of_liger}.items():
+        try:
+            gap = float((function().detach().double() - places).norm() / places.norm())
+            if bench.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds = timed(lambda f=function: f().sum().backward(), 1, 3)  # type: ignore[misc]
+        except Exception as error:
+            if name == "own":
+                raise
+            bench.note(name, "does not run", "", beside=f"{error!r}"[:120])
+            continue
+        used = torch.cuda.max_memory_allocated() / GIB if bench.device == "cuda" else None
+        note_runs(bench, name, seconds, "ms", 1e3, beside=f"error {gap:.1e} {_gib(used)}".strip())
+
+
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise LeftOutError(f"it needs {package}: {error}") from error
+
+
+def _python(arguments: list[str], first: str | None = None) -> None:
+    """A process of its own, `first` before all else on its path; WrongError where it fails."""
+    path = os.pathsep.join(filter(None, [first, *sys.path]))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout[-4000:])
+    if done.returncode != 0:
+        last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
+        raise WrongError(f"exit status {done.returncode}: {' '.join(last)}")
+
+
+def _gib(used: float | None) -> str:
+    return "" if used is None else f"{used:.1f} GiB"

@@ -1,0 +1,84 @@
+"""results.json for people: a table of at most 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+WIDTH, NAME, VALUE = 79, 38, 15
+MARKS = {True: "ok", False: "FAILED", None: "left out"}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Every part with its values: least and most of several runs, what was planned or promised."""
+    lines = list(_title(results))
+    for row in results["parts"]:
+        time = f"{row['seconds']:.0f} s" if row["seconds"] else ""
+        lines += ["", f"{row['part']:<{NAME + VALUE + 6}}{MARKS[row['ok']]:>9}{time:>8}"]
+        if "why" in row:
+            lines += [f"    {part}" for part in _folded(row["why"], WIDTH - 4)]
+        for value in row["values"]:
+            lines += _value_lines(value)
+    count = {
+        mark: sum(MARKS[row["ok"]] == mark for row in results["parts"]) for mark in MARKS.values()
+    }
+    said = ", ".join(f"{number} {mark}" for mark, number in count.items() if number)
+    targets = [v for row in results["parts"] for v in row["values"] if "met" in v]
+    met = sum(value["met"] for value in targets)
+    lines += ["", f"{said}; {results['seconds']:.0f} s"]
+    if targets:
+        lines.append(f"{met} of {len(targets)} targets met")
+    if results["is_rehearsal"]:
+        lines.append("REHEARSAL: no figure above says anything of a GPU")
+    return "\n".join(lines)
+
+
+def _title(results: dict[str, Any]) -> Iterator[str]:
+    versions = results["versions"]
+    named = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
+    if results["is_rehearsal"]:
+        yield "REHEARSAL on a CPU with tiny models: no figure says anything of a GPU"
+    yield f"{results['card'] or 'unknown card'}, {results['date']}, {named}"
+    yield from (f"untested: {line}" for line in results["warnings"])
+
+
+def _value_lines(value: dict[str, Any]) -> Iterator[str]:
+    number = f"{shown(value['value'])} {value['unit']}".strip()
+    notes = []
+    if "least" in value:
+        notes.append(f"{shown(value['least'])} to {shown(value['most'])}")
+    if "beside" in value:
+        notes.append(value["beside"])
+    if "target" in value:
+        notes.append(f"{'met' if value['met'] else 'MISSED'}: {value['target']}")
+    first = f"  {value['name']:<{NAME}}{number:>{VALUE}}"
+    text = "; ".join(notes)
+    if len(first) + 2 + len(text) <= WIDTH:
+        yield f"{first}  {text}".rstrip()
+    else:
+        yield first.rstrip()
+        yield from (f"      {part}" for part in _folded(text, WIDTH - 6))
+    for name, milliseconds, share in value.get("groups", ()):
+        time = f"{shown(milliseconds)} ms"
+        yield f"    {name:<{NAME - 2}.{NAME - 2}}{time:>{VALUE}}  {share:4.0%}"
+
+
+def shown(value: float | str) -> str:
+    """A number with three digits that count, or more before the point."""
+    if isinstance(value, str):
+        return value
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def _folded(text: str, width: int) -> Iterator[str]:
+    line = ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > width:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    if line:
+        yield line
