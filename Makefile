@@ -12,7 +12,7 @@ BIOME := $(if $(IS_X86),$(BIN)/biome,echo "left out, as PyPI has none for this m
 # Tests start Python some 1,500 times: each would compile the project's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check static docs tests bench format clean
+.PHONY: demo test check static docs tests bench gpu-bundle format clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
@@ -64,13 +64,17 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/explanation/performanc
 .bench/trl-%: $(INSTALLED)
 	$(BIN)/pip install --quiet --no-deps --target $@.partial trl==$*.0 && mv $@.partial $@
 
+BUNDLE ?= .gpu-bundle
+gpu-bundle: $(INSTALLED) ## wheels for `trimtab gpu-check` on a machine without network, and the line that installs them
+	$(BIN)/python -m tests.tools.gpu_bundle $(BUNDLE)
+
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIOME) check --write
 
 clean: ## remove results and caches, keep the environment
-	rm -rf .trimtab .site .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .trimtab .site .gpu-bundle .mypy_cache .ruff_cache .import_linter_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "== creating the environment in $(VENV) (about four minutes, 2.5 GB)"

@@ -63,7 +63,7 @@ def check_gpu(
     pairs: str | None,
     parts: Sequence[str],
     rehearse: bool,
-    trl_ppo: Path | None,
+    peers: Path | None,
 ) -> NoReturn:
     """Run the parts of the GPU check; ConfigError for unknown parts and files that are not here."""
     from trimtab.flows.recipes import recipe_named
@@ -72,7 +72,7 @@ def check_gpu(
     for name in parts:
         if name not in names:
             raise ConfigError(f"--part: {unknown_name('part', name, names)}")
-    for option, path in (("--pairs", pairs and Path(pairs)), ("--trl-ppo", trl_ppo)):
+    for option, path in (("--pairs", pairs and Path(pairs)), ("--peers", peers)):
         if path and not path.exists():
             raise ConfigError(f"{option}: nothing is at {path}")
     smoke = recipe_named("smoke").model_dump(mode="json")
@@ -88,7 +88,7 @@ def check_gpu(
         "pairs": pairs,
         "parts": list(parts),
         "rehearse": rehearse,
-        "trl_ppo": None if trl_ppo is None else str(trl_ppo),
+        "peers": None if peers is None else str(peers),
         "smoke": stages,
     }
     (out / REQUEST).write_text(json.dumps(request, indent=1) + "\n")

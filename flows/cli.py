@@ -533,9 +533,12 @@ def gpu_check(
         bool,
         Option("--rehearse", help="On the CPU with tiny models, as where there is no GPU."),
     ] = False,
-    trl_ppo: Annotated[
+    peers: Annotated[
         Path | None,
-        Option(metavar="PATH", help="TRL 1.10, the last release with PPO: a folder or its wheel."),
+        Option(
+            metavar="DIR",
+            help="Wheels of TRL to compare with, 1.10 for PPO; by default what is installed.",
+        ),
     ] = None,
 ) -> None:
     """Check a GPU in ten minutes: right numbers, speed, memory, beside TRL; part by part.
@@ -544,7 +547,7 @@ def gpu_check(
     """
     from trimtab.flows.by_hand import check_gpu
 
-    check_gpu(minutes, out, pairs, part or (), rehearse, trl_ppo)
+    check_gpu(minutes, out, pairs, part or (), rehearse, peers)
 
 
 @app.command(rich_help_panel=READ)

@@ -13,6 +13,7 @@ import pytest
 import requests
 import yaml
 
+from tests.tools.gpu_bundle import own_wheel
 from trimtab.infra.prefect.server import local_prefect_server
 
 ROOT = Path(__file__).parents[1]
@@ -23,24 +24,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built from a copy: building leaves files behind."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in tracked:
-        source, copy = ROOT / name, folder / "source" / name
-        if source.is_symlink() or source.is_file():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.symlink_to(source.readlink()) if source.is_symlink() else copy.write_bytes(
-                source.read_bytes()
-            )
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source")]
-    subprocess.run(command, check=True)
-    (built,) = folder.glob("trimtab-*.whl")
-    return built
+    """The wheel of this checkout."""
+    return own_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_installs_one_package_with_its_data(wheel: Path) -> None:

@@ -57,8 +57,8 @@ class Bench:
     work: a folder that all parts share. out: for traces. device: cuda or cpu. results: of earlier
     parts. until: when the part must be done, as time.monotonic(). path: of what is noted.
     request: minutes for all parts; pairs, a file (null: made up); parts by name (none: all);
-    rehearse, on the CPU although there is a GPU; trl_ppo, a folder or wheel of TRL 1.10; smoke, the
-    configurations of recipe smoke's stages.
+    rehearse, on the CPU although there is a GPU; peers, a folder with wheels of TRL and what it
+    needs; smoke, the configurations of recipe smoke's stages.
     """
 
     work: Path

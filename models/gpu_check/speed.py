@@ -190,8 +190,6 @@ def reward_model_against_trl(bench: Bench) -> None:
     """Pairs a second after the first step: the stage, and TRL's RewardTrainer, a process each."""
     scale = scale_of(bench)
     source = bench.work / "all"
-    for peer in ("trl", "datasets"):
-        _require(peer)
     place = bench.work / f"against-trl-{time.monotonic_ns()}"
     compared = place / "material"
     compared.mkdir(parents=True)
@@ -210,6 +208,7 @@ def reward_model_against_trl(bench: Bench) -> None:
     # Sixty-four pairs at once do not fit beside float32 weights and their optimiser.
     settings |= {"per_device_train_batch_size": max(1, scale.batch // 4)}
     settings |= {"gradient_accumulation_steps": 4}
+    peers = _peers(bench, "1.16")
     arms = {"TRL, its best settings": settings}
     if bench.device == "cuda":
         arms["TRL, these with liger"] = settings | {"use_liger_kernel": True}
@@ -218,7 +217,7 @@ def reward_model_against_trl(bench: Bench) -> None:
         output = place / f"trl-{number}.json"
         module = "trimtab.models.gpu_check.trl_reward_model"
         try:
-            _python(["-m", module, str(compared), str(output), json.dumps(given)])
+            _python(["-m", module, str(compared), str(output), json.dumps(given)], peers)
         except WrongError as error:
             if number == 0:
                 raise
@@ -320,18 +319,13 @@ def _timed_phases(path: Path) -> tuple[tuple[Wrapped, ...], Path]:
 
 def ppo_of_trl(bench: Bench) -> None:
     """TRL's PPOTrainer on the same models and prompts."""
-    given = bench.request["trl_ppo"]
-    if given is None:
-        raise LeftOutError("it needs TRL 1.10: --trl-ppo (make gpu-bundle has it)")
-    _require("datasets")
-    folder = Path(given)
-    if folder.suffix == ".whl":
-        zipfile.ZipFile(folder).extractall(bench.work / "trl-1.10")
-        folder = bench.work / "trl-1.10"
+    peers = _peers(bench, "1.10")
+    if peers is None:
+        raise LeftOutError("it needs TRL 1.10: --peers (make gpu-bundle has it)")
     scale, output = scale_of(bench), bench.work / "trl-ppo.json"
     numbers = [str(each) for each in (STEPS, scale.batch, scale.response)]
     command = ["-m", "trimtab.models.gpu_check.trl_ppo", str(bench.work / "all"), str(output)]
-    _python([*command, *numbers, "bfloat16"], first=str(folder))
+    _python([*command, *numbers, "bfloat16"], peers)
     ends = json.loads(output.read_text())["times"]
     steps = [later - sooner for sooner, later in pairwise(ends)]
     theirs = note_runs(bench, "TRL 1.10, a step", steps, "s")
@@ -442,6 +436,8 @@ def sampling(bench: Bench) -> None:
 def log_probs(bench: Bench) -> None:
     """Log-probabilities of tokens and their gradient: own, trl.kernels, liger; error to float64."""
     scale = begin(bench)
+    if (peers := _peers(bench, "1.16")) is not None:
+        sys.path.insert(0, peers)
     count, vocabulary = scale.logits
     torch.manual_seed(0)
     hidden = torch.randn(
@@ -488,15 +484,22 @@ def log_probs(bench: Bench) -> None:
         note_runs(bench, name, seconds, "ms", 1e3, beside=f"error {gap:.1e} {_gib(used)}".strip())
 
 
-def _require(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise LeftOutError(f"it needs {package}: {error}") from error
+def _peers(bench: Bench, trl: str) -> str | None:
+    """A folder with a release of TRL and what it needs, of the wheels that were given, if any."""
+    if bench.request["peers"] is None:
+        return None
+    folder = bench.work / f"peers-{trl}"
+    for wheel in sorted(Path(bench.request["peers"]).glob("*.whl")):
+        if not wheel.name.startswith("trl-") or wheel.name.startswith(f"trl-{trl}."):
+            zipfile.ZipFile(wheel).extractall(folder)
+    return str(folder) if (folder / "trl").exists() else None
 
 
-def _python(arguments: list[str], first: str | None = None) -> None:
-    """A process of its own, `first` before all else on its path; WrongError where it fails."""
+def _python(arguments: list[str], first: str | None) -> None:
+    """A process of its own, `first` before all else on its path.
+
+    LeftOutError for a library that is not here, WrongError for what else it fails with.
+    """
     path = os.pathsep.join(filter(None, [first, *sys.path]))
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -508,8 +511,9 @@ def _python(arguments: list[str], first: str | None = None) -> None:
     )
     print(done.stdout[-4000:])
     if done.returncode != 0:
-        last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
-        raise WrongError(f"exit status {done.returncode}: {' '.join(last)}")
+        last = "".join([line for line in done.stdout.splitlines() if line.strip()][-1:])
+        error = LeftOutError if last.startswith("ModuleNotFoundError") else WrongError
+        raise error(f"exit status {done.returncode}: {last}")
 
 
 def _gib(used: float | None) -> str:
