@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from trimtab.flows.errors import ConfigError, unknown_name
 from trimtab.flows.explain import explain
 from trimtab.models.gpu_check.parts import PARTS
-from trimtab.models.specs import SPECS, InputError, JobError, read_job
+from trimtab.models.specs import SPECS, InputError, Job
 
 ENTRY, GPU_CHECK = "trimtab.models.training.entry", "trimtab.models.gpu_check"
 REQUEST = "request.json"
@@ -35,26 +35,29 @@ def run_stage(job: Path) -> NoReturn:
     if not job.is_file():
         raise ConfigError(f"{job}: no such file; docs/adding-a-stage.md shows a job")
     try:
-        found = read_job(job)
-        spec = SPECS[found["stage"]]
-        spec.check(found["inputs"])
-        spec.config.model_validate(found["config"])
+        found = Job.model_validate_json(job.read_bytes())
     except ValidationError as error:
-        lines = explain(error, spec.config).splitlines()
-        raise ConfigError("\n".join(f"{job}: config: {line}" for line in lines)) from error
-    except (JobError, InputError) as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith(str(job)) else f"{job}: {text}") from error
-    missing = [
-        f"{name}: {path}" for name, path in found["inputs"].items() if not Path(path).exists()
-    ]
+        raise _wrong(job, explain(error, Job)) from error
+    spec = SPECS[found.stage]
+    try:
+        spec.check(found.inputs)
+        spec.config.model_validate(found.config)
+    except InputError as error:
+        raise _wrong(job, str(error)) from error
+    except ValidationError as error:
+        raise _wrong(job, explain(error, spec.config), "config: ") from error
+    missing = [f"nothing is at {path}" for path in found.inputs.values() if not Path(path).exists()]
     if missing:
-        raise ConfigError("\n".join(f"{job}: inputs: nothing is at {each}" for each in missing))
-    output = Path(found["workdir"]) / "output"
+        raise _wrong(job, "\n".join(missing), "inputs: ")
+    output = Path(found.workdir) / "output"
     output.mkdir(parents=True, exist_ok=True)
-    place = f"GPU {', '.join(found['gpus'])}" if found["gpus"] else "the CPU"
+    place = f"GPU {', '.join(found.gpus)}" if found.gpus else "the CPU"
     print(f"stage {spec.name} on {place}; output: {output}", flush=True)
     _become(ENTRY, [str(job)])
+
+
+def _wrong(job: Path, mistakes: str, where: str = "") -> ConfigError:
+    return ConfigError("\n".join(f"{job}: {where}{line}" for line in mistakes.splitlines()))
 
 
 def check_gpu(

@@ -6,13 +6,11 @@ read planned stages by its names. The trainer of stage `x` is the module `trimta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from trimtab.models.config import data, judge, policy, reporting, reward, training
 
@@ -384,22 +382,26 @@ SPECS: Final[Mapping[str, StageSpec]] = {
 }
 
 
-class JobError(ValueError):
-    """A job file that no stage can run."""
+class Job(BaseModel):
+    """What a process runs: one stage, by `trimtab.models.training.entry`.
 
-
-def read_job(path: Path) -> dict[str, Any]:
-    """The job in a file (`trimtab.models.training.entry`), with what it may leave out.
-
-    Raises JobError for what is no job or names no stage.
+    config: of the stage. inputs: folders by name. workdir: what is made goes to its `output`.
+    gpus: names as in CUDA_VISIBLE_DEVICES, one a rank; none: the CPU.
     """
-    try:
-        job = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise JobError(f"{path} is not JSON: {error}") from error
-    required = {"stage", "config", "inputs", "workdir"}
-    if not isinstance(job, dict) or not required <= job.keys():
-        raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
-    if job["stage"] not in SPECS:
-        raise JobError(f"{path}: found stage {job['stage']!r}; allowed: {', '.join(SPECS)}")
-    return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stage: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    workdir: str
+    num_threads: int = Field(1, ge=1)
+    num_ranks: int = Field(1, ge=1)
+    gpus: list[str] = []
+
+    @field_validator("stage")
+    @classmethod
+    def _stage_is_known(cls, stage: str) -> str:
+        if stage not in SPECS:
+            raise ValueError(f"found stage {stage!r}; allowed: {', '.join(SPECS)}")
+        return stage

@@ -104,13 +104,13 @@ def test_the_check_is_rehearsed_there(machine: Path) -> None:
     _, check = _line(machine)
     _, python, *arguments = shlex.split(check)
     assert python == "python3"
-    parts = ["reward model 0.5B", "PPO by phase", "stop and resume"]
+    parts = ["reward-model", "ppo", "resume"]
     wanted = [*arguments, "--rehearse", "--minutes", "18", "--part", *parts]
     done = _python(machine, *wanted)
     assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((machine / "gpu-check" / "results.json").read_text())
     assert [row["part"] for row in results["parts"] if row["ok"]] == [
-        *("card", "material", "ten stages", "reward model 0.5B", "PPO by phase", "stop and resume")
+        *("card", "material", "stages", "reward-model", "ppo", "resume")
     ]
     values = {v["name"]: v["value"] for row in results["parts"] for v in row["values"]}
     assert values["resumed"] == values["run twice"] == "the same bytes"

@@ -329,7 +329,7 @@ def ppo_of_trl(bench: Bench) -> None:
     ends = json.loads(output.read_text())["times"]
     steps = [later - sooner for sooner, later in pairwise(ends)]
     theirs = note_runs(bench, "TRL 1.10, a step", steps, "s")
-    ours = bench.found("PPO by phase", "a step, without its save")
+    ours = bench.found("ppo", "a step, without its save")
     ratio = theirs / ours
     bench.note("faster by", ratio, "times", **target(ratio, 3, "at least 3 times"))
 

@@ -44,15 +44,8 @@ def _title(results: dict[str, Any]) -> Iterator[str]:
 
 def _value_lines(value: dict[str, Any]) -> Iterator[str]:
     number = f"{shown(value['value'])} {value['unit']}".strip()
-    notes = []
-    if "least" in value:
-        notes.append(f"{shown(value['least'])} to {shown(value['most'])}")
-    if "beside" in value:
-        notes.append(value["beside"])
-    if "target" in value:
-        notes.append(f"{'met' if value['met'] else 'MISSED'}: {value['target']}")
+    text = remarks(value)
     first = f"  {value['name']:<{NAME}}{number:>{VALUE}}"
-    text = "; ".join(notes)
     if len(first) + 2 + len(text) <= WIDTH:
         yield f"{first}  {text}".rstrip()
     else:
@@ -61,6 +54,18 @@ def _value_lines(value: dict[str, Any]) -> Iterator[str]:
     for name, milliseconds, share in value.get("groups", ()):
         time = f"{shown(milliseconds)} ms"
         yield f"    {name:<{NAME - 2}.{NAME - 2}}{time:>{VALUE}}  {share:4.0%}"
+
+
+def remarks(value: dict[str, Any]) -> str:
+    """What stands beside a value: least and most of its runs, a plan, a target met or missed."""
+    notes = []
+    if "least" in value:
+        notes.append(f"{shown(value['least'])} to {shown(value['most'])}")
+    if value.get("beside"):
+        notes.append(value["beside"])
+    if "target" in value:
+        notes.append(f"{'met' if value['met'] else 'MISSED'}: {value['target']}")
+    return "; ".join(notes)
 
 
 def shown(value: float | str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trimtab.models.nets.device import current_device
-from trimtab.models.specs import SPECS, read_job
+from trimtab.models.specs import SPECS, Job
 from trimtab.models.training import checkpoint, distributed, signals
 
 # An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
@@ -30,31 +30,31 @@ DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
 def main(job_path: str) -> None:
     """Run the job; returns when its outputs are written.
 
-    Raises trimtab.models.specs.JobError for a bad job file, pydantic.ValidationError for a bad
-    config, trimtab.models.specs.InputError for missing or unknown inputs, SystemExit(75) when
-    stopped by SIGTERM, and whatever the stage raises.
+    Raises pydantic.ValidationError for a bad job or config, trimtab.models.specs.InputError for
+    missing or unknown inputs, SystemExit(75) when stopped by SIGTERM, and whatever the stage
+    raises.
     """
     signals.install()
-    job = read_job(Path(job_path))
+    job = Job.model_validate_json(Path(job_path).read_bytes())
     _become_ranks(job)
-    _make_deterministic(job["num_threads"], bool(job["gpus"]))
-    spec = SPECS[job["stage"]]
+    _make_deterministic(job.num_threads, bool(job.gpus))
+    spec = SPECS[job.stage]
     stage = importlib.import_module(f"trimtab.models.stages.{spec.name}")
-    config = spec.config.model_validate(job["config"])
-    spec.check(job["inputs"])
+    config = spec.config.model_validate(job.config)
+    spec.check(job.inputs)
     _choose_precision(config)
-    inputs = {name: Path(path) for name, path in job["inputs"].items()}
+    inputs = {name: Path(path) for name, path in job.inputs.items()}
     try:
-        stage.run(config, inputs, Path(job["workdir"]))
+        stage.run(config, inputs, Path(job.workdir))
     finally:
         checkpoint.finish_saving()
         _say_memory()
 
 
-def _become_ranks(job: dict[str, Any]) -> None:
+def _become_ranks(job: Job) -> None:
     """Go on as one of the job's ranks, on its device."""
-    count, gpus = job["num_ranks"], job["gpus"]
-    trainer = job["config"].get("train") or job["config"]
+    count, gpus = job.num_ranks, job.gpus
+    trainer = job.config.get("train") or job.config
     uses_zero = trainer.get("zero") is not None
     is_group = uses_zero or (bool(gpus) and count > 1)
     distributed.limit_visible_gpus(gpus)

@@ -47,6 +47,10 @@ def code(tmp_path: Path) -> Path:
 
 
 def _run(code: Path, *arguments: str) -> str:
+    return _trimtab(code, "run", "smoke", "--flow", "label-audit", *arguments)
+
+
+def _trimtab(code: Path, *arguments: str) -> str:
     env = {
         **os.environ,
         "PYTHONPATH": str(code),
@@ -54,7 +58,7 @@ def _run(code: Path, *arguments: str) -> str:
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "trimtab", "run", "smoke", "--flow", "label-audit", *arguments],
+        [sys.executable, "-m", "trimtab", *arguments],
         cwd=code, env=env, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -67,7 +71,7 @@ def test_the_plan_has_the_stage(code: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_stage_runs_and_is_found_the_next_time(code: Path, finished: Path) -> None:
+def test_the_stage_runs_is_found_the_next_time_and_runs_by_hand(code: Path, finished: Path) -> None:
     shutil.copytree(finished / "store", code / "home/store")
     assert "length_bias" not in os.listdir(code / "home/store/artifacts")
     _run(code)
@@ -82,3 +86,10 @@ def test_the_stage_runs_and_is_found_the_next_time(code: Path, finished: Path) -
     assert shares["test_share"] == longer / (longer + shorter)
     assert "stages before the report were found in the store" in _run(code)
     assert len(list(code.glob("home/store/artifacts/length_bias/*"))) == 1
+    (block,) = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    job = json.loads(block)
+    job |= {"inputs": {"preferences": str(pairs.parent)}, "workdir": str(code / "by-hand")}
+    job["config"]["min_difference"] = 0
+    (code / "job.json").write_text(json.dumps(job))
+    assert "stage length_bias on the CPU" in _trimtab(code, "stage", "job.json")
+    assert json.loads((code / "by-hand/output/summary.json").read_text()) == shares

@@ -127,8 +127,8 @@ check(parts, {REQUEST!r}, out, out / "work", time.monotonic())
 
 
 def test_a_part_brings_what_it_needs() -> None:
-    chosen = [each.name for each in with_needs(PARTS, ["PPO, TRL"])]
-    assert chosen == ["material", "PPO by phase", "PPO, TRL"]
+    chosen = [each.name for each in with_needs(PARTS, ["ppo-trl"])]
+    assert chosen == ["material", "ppo", "ppo-trl"]
     assert with_needs(PARTS, []) == list(PARTS)
 
 
