@@ -122,6 +122,7 @@ def check_packable(model: PreTrainedModel) -> None:
             )
 
 
+@torch.compiler.disable  # where layers are compiled
 def _attend(  # noqa: PLR0913 - transformers' signature
     module: nn.Module,
     query: Tensor,

@@ -4,12 +4,18 @@ RMSNorm [Zhang and Sennrich 2019]: with n = x r, r = 1 / sqrt(mean(x^2) + eps) a
 gradient of x is r (w dy - n mean(n w dy)). In transformers' elementary operations autograd keeps n
 beside x and passes over both many times. SwiGLU [Shazeer 2020]: silu(gate) up, of which autograd
 keeps silu(gate) beside both; here it is computed again.
+
+On CUDA the kernels of liger-kernel [Hsu et al., arXiv 2410.10989] take their place, if it is
+installed (extra `liger`), and those of rotary embeddings and other gated products beside them, for
+all architectures that it knows.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,6 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
+from transformers.utils import is_liger_kernel_available
+
+from trimtab.models.nets.freezing import layers_of
 
 # Those of transformers whose passes are the ones above.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -25,11 +34,18 @@ _FEED_FORWARDS = {f"{family}MLP" for family in _FAMILIES}
 
 
 def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, whose norms and gated products now take their gradient by hand; others stay.
+    """The model with the fused layers of its device; those that are unknown stay.
 
     They become of another class: a module that held its own `forward` would refer to itself, and
     Python would free its weights long after the model is gone.
     """
+    if model.device.type == "cuda" and is_liger_kernel_available():
+        return with_liger_layers(model)
+    return with_own_layers(model)
+
+
+def with_own_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, whose norms and gated products now take their gradient by hand."""
     for module in model.modules():
         kind: Any = type(module)
         if kind.forward in (_norm, _feed_forward):
@@ -39,6 +55,48 @@ def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
         elif kind.__name__ in _FEED_FORWARDS and module.config.hidden_act in ("silu", "swish"):
             module.__class__ = _passing_by(kind, _feed_forward)
     return model
+
+
+def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with liger-kernel's norms, gated products and rotary embeddings; for CUDA.
+
+    Rotary embeddings are exchanged for all models of the architecture in this process.
+    """
+    from transformers.integrations.liger import apply_liger_kernel  # loads transformers' trainer
+
+    architecture = sys.modules[type(model).__module__]
+    kinds = {name: kind for name, kind in vars(architecture).items() if isinstance(kind, type)}
+    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    apply_liger_kernel(model.base_model, losses)
+    vars(architecture).update(kinds)  # models that are made later are as before
+    used = set()
+    for module in model.modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, MethodType) and forward.__module__.startswith("liger_kernel."):
+            for name in ("forward", "extra_repr", "_get_name"):
+                vars(module).pop(name, None)
+            module.__class__ = _passing_by(type(module), forward.__func__)
+            used.add(forward.__qualname__.partition(".")[0])
+    _say(
+        f"layers of liger-kernel in {model.config.model_type}: {', '.join(sorted(used)) or 'none'}"
+    )
+    return model if used else with_own_layers(model)
+
+
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> PreTrainedModel:
+    """The model, whose layers torch compiles at their first pass, for any number of tokens.
+
+    What stands between calls of attention is fused, and attention itself is left as it is. Given a
+    model without other fused layers it is the alternative to them that a card can be asked about.
+    """
+    for layer in layers_of(model):
+        layer.compile(backend=backend, dynamic=True)
+    return model
+
+
+@cache
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @cache

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.models.nets.test_precision import SIZES
-from trimtab.models.nets.fused import rms_norm, swiglu, with_fused_layers
+from trimtab.models.nets import fused
+from trimtab.models.nets.fused import compile_layers, rms_norm, swiglu, with_fused_layers
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.trunk import hidden_states
 
@@ -94,3 +100,53 @@ def test_numbers_that_are_not_float32_are_left_to_the_model(model: PreTrainedMod
     expected = norm(narrow)
     with_fused_layers(model)
     assert torch.equal(norm(narrow), expected) and expected.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("device", "is_installed", "expected"),
+    [("cuda", True, "liger"), ("cuda", False, "own"), ("cpu", True, "own"), ("meta", True, "own")],
+)
+def test_the_kernels_of_liger_are_for_cuda(
+    monkeypatch: pytest.MonkeyPatch, device: str, is_installed: bool, expected: str
+) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    taken: list[str] = []
+    for name in ("liger", "own"):
+        monkeypatch.setattr(fused, f"with_{name}_layers", lambda _, name=name: taken.append(name))
+    monkeypatch.setattr(fused, "is_liger_kernel_available", lambda: is_installed)
+    monkeypatch.setattr(LlamaForCausalLM, "device", torch.device(device))
+    with_fused_layers(model)
+    assert taken == [expected]
+
+
+@pytest.mark.slow
+def test_liger_kernels_layers_are_the_models_own() -> None:
+    """By Triton's interpreter: see the script, which says what is compared and how closely."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.nets.liger_interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.findall(r"^(\w+): \S+ of the largest$", done.stdout, re.MULTILINE) == [
+        "qwen3",
+        "phi3",
+        "gemma2",
+    ]
+    assert done.stderr.count("layers of liger-kernel in qwen3: LigerRMSNorm, LigerSwiGLUMLP") == 1
+
+
+@pytest.mark.slow
+def test_compiled_layers_are_the_models_own(model: PreTrainedModel, batch: PackedBatch) -> None:
+    """Traced, with attention apart, for two numbers of tokens; what is generated is torch's."""
+    compiled = compile_layers(copy.deepcopy(model), backend="aot_eager")
+    other = pack([Candidates([1, 2], ([4, 5, 6],))])
+    for each in (batch, other):
+        (hidden, gradients), (same, others) = _pass(model, each), _pass(compiled, each)
+        torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
+        for name, gradient in gradients.items():
+            other_name = name.replace("._orig_mod", "")
+            torch.testing.assert_close(others[other_name], gradient, rtol=1e-5, atol=1e-5)
