@@ -292,11 +292,14 @@ class PartedAscent:
     """An ascent on each rank's own part: gradients are summed into parts, as the descent's are.
 
     The parameters become theta' = theta + rate * gradient, computed in float32 and rounded as
-    parameters are; theta stays as it is in the optimiser's masters, from which they are made anew
-    in the end. A movement below half the distance of two bfloat16 numbers, 2^-9 to 2^-8 of a
-    weight, moves most weights not at all and some by a whole distance: the mean movement is right
-    where weights lie evenly between such numbers, as masters do, though not at the very start from
-    bfloat16 weights (tests/models/training/test_zero_ascent.py).
+    parameters are; theta stays as it is in the optimiser's masters, from which the parameters are
+    made anew in the end. Of a movement far below the distance of two bfloat16 numbers (2^-8 to 2^-7
+    of a weight) few weights move, and those by all of that distance. Masters that were learned lie
+    anywhere between two such numbers, so that in the mean over weights the movement is right; from
+    weights that are bfloat16 numbers themselves it falls short until the masters have left them. Of
+    a small scorer at the papers' rate, 5e-6, and `ascent_length` 1, 4 % of the weights moved, the
+    cosine between the movement and the one asked for was 0.24, and J rose by 95 % of what it should
+    have; from bfloat16 numbers by 18 %. At a rate of 1e-4 it rose by 101 and 95 %.
     """
 
     needs_equal_parts = True

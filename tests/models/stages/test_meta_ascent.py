@@ -84,6 +84,35 @@ def test_a_length_is_kept_whatever_the_gradient(smoke_config: Any, advantage_mod
         assert float(metrics["ascent_length"]) == pytest.approx(0.25)
 
 
+def test_an_ascent_that_is_rounded_to_bfloat16_is_right_in_the_mean(
+    smoke_config: Any, advantage_model: Path
+) -> None:
+    """As under ZeRO: theta' is rounded, and theta is; between them lies what is applied.
+
+    Where a master lies anywhere between two neighbours u apart, a movement |a| < u rounds to u with
+    probability |a| / u and to 0 else: to a in the mean, with variance |a| (u - |a|). Along a, as a
+    share of its length, that is 1 with variance sum a^2 |a| (u - |a|) / (sum a^2)^2. The papers'
+    rate is far below u: from weights that lie on such numbers a fifth would be applied.
+    """
+    model = load_scorer(advantage_model / "model")
+    rng = random.Random(0)
+    ids = [[rng.randrange(5, 50) for _ in range(6)] for _ in range(96)]
+    rows = [Candidates(ids[6 * n], tuple(ids[6 * n + 1 : 6 * n + 6])) for n in range(16)]
+    objective, _ = difference_objective(response_scores(model, pack(rows)).view(16, 5))
+    objective.backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+    theta = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    asked = gradient * (5e-6 * len(theta) ** 0.5 / gradient.norm())
+    moved = (theta + asked.float()).bfloat16().double() - theta.bfloat16().double()
+    exponent = theta.double().abs().log2().floor()
+    between = (2.0 ** (exponent - 7)).clamp(min=asked.abs())  # 8 bits, the first of which is 1
+    variance = (asked.abs() ** 3 * (between - asked.abs())).sum() / asked.square().sum() ** 2
+    assert (moved == 0).double().mean() > 0.9
+    share = float(moved @ asked / asked.square().sum())
+    assert share == pytest.approx(1.0, abs=4 * float(variance) ** 0.5)
+    assert 4 * float(variance) ** 0.5 < 0.7
+
+
 def test_theta_prime_is_an_ascent_on_the_whole_meta_set_from_theta(
     tmp_path: Path,
     smoke_config: Any,

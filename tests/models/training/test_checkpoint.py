@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trimtab.models.training import checkpoint
 
@@ -62,6 +63,54 @@ def test_a_full_disk_is_an_error_of_the_training(
     state = checkpoint.newest_checkpoint(tmp_path)
     assert state is not None
     assert state["value"] == 1
+
+
+def test_a_tensor_in_parts_is_read_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Of ranks that hold 4 and 2 of its numbers; the state has it and a plain one beside it."""
+    values, moments = torch.arange(6.0), torch.ones(2)
+    part = checkpoint.Part(values[:4], 0, (2, 3))
+    state = {"model": {"weight": part}, "adam": [{"step": moments}]}
+    checkpoint.begin_saving(tmp_path, 1, state)
+    values += 1
+    checkpoint.finish_saving()
+    folder = tmp_path / "checkpoints/1"
+    with pytest.raises(
+        ValueError, match=r"hold 4 of the 6 numbers .* tensor \(2, 3\): it is damaged"
+    ):
+        checkpoint.whole(checkpoint.newest_checkpoint(tmp_path))
+    rest = {"/model/weight": torch.arange(6.0)[4:]}
+    save_file(rest, folder / "part-1.safetensors", {"/model/weight": "4"})
+    found = checkpoint.newest_checkpoint(tmp_path)
+    assert found is not None
+    weight = found["model"]["weight"]
+    for first in range(6):
+        for last in range(first, 7):
+            assert weight.read(range(first, last)).tolist() == list(range(first, last))
+    whole = checkpoint.whole(found)
+    torch.testing.assert_close(whole["model"]["weight"], torch.arange(6.0).view(2, 3))
+    torch.testing.assert_close(whole["adam"][0]["step"], torch.ones(2))
+    assert whole["step"] == 1
+
+
+def test_a_part_that_cannot_be_written_leaves_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"weight": checkpoint.Part(torch.ones(3), 0, (3,))}
+    checkpoint.save_checkpoint(tmp_path, 1, state)
+
+    def full(tensors: Any, path: Path, _: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save_checkpoint(tmp_path, 2, state)
+    found = checkpoint.whole(checkpoint.newest_checkpoint(tmp_path))
+    assert found["step"] == 1
+    assert found["weight"].tolist() == [1.0, 1.0, 1.0]
+    checkpoint.save_checkpoint(tmp_path, 2, state)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 
 
 def test_two_are_kept_however_they_were_written(tmp_path: Path) -> None:
