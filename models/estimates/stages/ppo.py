@@ -163,15 +163,15 @@ def _loading_and_saving(
     held = _frozen_parts(config, others)
     prepared = policy.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
     apart = Memory(optimiser=ceil(policy.weights / ranks))  # its copy of weights; no moments yet
-    whole = policy.weights // (1 + is_narrow)
+    loaded = policy.weights // (1 + is_narrow)
     if zero.stage == 3:
-        apart = replace(apart, weights=ceil(whole / ranks))
+        apart = replace(apart, weights=ceil(loaded / ranks))
     if zero.offload:
         apart = apart.offloaded(zero.stage)
     loading = critic.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
     return {
         "loading": Memory(
-            weights=loading.weights + (apart.weights if zero.stage == 3 else whole),
+            weights=loading.weights + (apart.weights if zero.stage == 3 else loaded),
             gradients=loading.gradients + (prepared.gradients if zero.stage == 3 else 0),
             optimiser=loading.optimiser + apart.optimiser,
             frozen=loading.frozen + prepared.frozen + held.frozen,

@@ -70,6 +70,13 @@ def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
     with stopped_at(3, monkeypatch):
         _launch(tmp_path, config, inputs, 2, zero=zero, gradient_checkpointing=True)
     assert max(int(path.name) for path in tmp_path.glob("checkpoints/[0-9]*")) == 3
+    # Masters and two moments of every trained number once, half of them by each rank.
+    parts = [load_file(path) for path in tmp_path.glob("checkpoints/3/part-*.safetensors")]
+    numbers = [sum(value.numel() for value in part.values()) for part in parts]
+    final = load_file(alone / "model/model.safetensors")
+    trained = [name for name in final if "embed_tokens" not in name and "layers.0." not in name]
+    assert sum(numbers) == 3 * sum(final[name].numel() for name in trained)
+    assert len(numbers) == 2 and min(numbers) > 0.4 * sum(numbers)
     _launch(tmp_path, config, inputs, 1)
     _assert_same(tmp_path / "output", alone)
 

@@ -90,3 +90,26 @@ def test_masters_go_on_bit_for_bit_and_what_is_frozen_stays(
         assert torch.equal(stopped[name], value), name
         if "embed_tokens" in name or "layers.0." in name:
             assert torch.equal(value, start[name]), name
+
+
+def test_ppo_samples_from_narrow_weights_and_leaves_what_all_models_share(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, reward_model: Path
+) -> None:
+    """Under stage 2 policy, critic, reference and scorer have the frozen layers as modules."""
+    changes = {"num_steps": 2, "critic_pretrain_steps": 1, "rehearsal_coef": 0.0}
+    config = smoke_config.ppo.model_copy(
+        update={**changes, **NARROW, "trainable_layers": 1, "zero": ZeroConfig(stage=2)}
+    )
+    inputs = {"policy": policy, "reference": policy, "data": world, "scorer": reward_model}
+    launch(job(tmp_path, config, world, 2, "ppo_max", inputs))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    # Until the policy moves its weights are the reference's, rounded: log-probabilities part by as
+    # much as products are rounded, about 2^-9 of logits of some units.
+    assert abs(rows[0]["kl"]) < 0.1
+    assert rows[0]["score_std"] > 0
+    for part, start in (("model", policy), ("critic", reward_model)):
+        before = load_file(start / "model/model.safetensors")
+        for name, value in load_file(tmp_path / "output" / part / "model.safetensors").items():
+            is_frozen = "embed_tokens" in name or "layers.0." in name
+            assert value.dtype == torch.float32
+            assert torch.equal(value, before[name]) == is_frozen, name
