@@ -58,12 +58,14 @@ def share_of(
 ) -> Share:
     """What a stage gets on the machine that `settings` describe."""
     trainer = trainer_of(config)
-    ranks = trainer.ranks if trainer else 1
+    shared = trainer or config
+    # A stage on a CPU may have the configuration of one that samples.
+    ranks = getattr(shared, "ranks", 1) if takes_gpu else 1
     # DeepSpeed's ranks count as if they had a GPU each also where there is none.
     has_gpus = settings.gpus or (trainer is not None and trainer.zero is not None)
     num_devices = (ranks if has_gpus else 1) if takes_gpu else 0
     threads = max(1, cores_of(resources.slot, settings.max_parallel) // ranks)
-    is_free = trainer is None or trainer.num_ranks == "auto"
+    is_free = getattr(shared, "num_ranks", "auto") == "auto"
     if resources.by_ranks and not has_gpus and is_free:
         ranks, threads = _auto_ranks(trainer, threads)
     return Share(threads, ranks, num_devices, resources.is_patient)

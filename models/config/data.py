@@ -16,7 +16,7 @@ from trimtab.models.config.base import (
     Tokens,
     require_different,
 )
-from trimtab.models.config.sampling import SamplerConfig
+from trimtab.models.config.sampling import SamplingStageConfig
 
 # Of a pair, where flips depend on how hard it is to judge: a label that is more often wrong than
 # right would be one of another preference.
@@ -65,7 +65,7 @@ class WorldConfig(StageConfig):
         return self
 
 
-class ComparisonsConfig(SamplerConfig):
+class ComparisonsConfig(SamplingStageConfig):
     """Sampling the SFT policy, and labelling pairs by simulated annotators."""
 
     seed: Seed = Field(0, description="Seed of sampling and of the annotators")

@@ -29,7 +29,7 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, rating
-from trimtab.models.config.sampling import SamplerConfig
+from trimtab.models.config.sampling import SamplerConfig, SamplingStageConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig, ranks_within
 
 RehearsalUnit = Literal["token", "response"]
@@ -241,7 +241,7 @@ class PPOConfig(SamplerConfig, TrainerConfig):
         return self
 
 
-class RehearsalConfig(SamplerConfig):
+class RehearsalConfig(SamplingStageConfig):
     """Clustered selective rehearsal [AM section 3.2]."""
 
     seed: Seed = Field(0, description="Seed of sampling and clustering")
@@ -353,7 +353,7 @@ class BestOfNConfig(StageConfig):
     num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
 
 
-class SampleResponsesConfig(SamplerConfig):
+class SampleResponsesConfig(SamplingStageConfig):
     """Several answers of a policy to each prompt, each with its score.
 
     Budget: num_prompts * num_responses responses.

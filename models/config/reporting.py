@@ -16,10 +16,10 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.judge import HarmlessConfig
-from trimtab.models.config.sampling import SamplerConfig
+from trimtab.models.config.sampling import SamplingStageConfig
 
 
-class EvaluateConfig(SamplerConfig):
+class EvaluateConfig(SamplingStageConfig):
     """Evaluating a policy's answers, and comparing two policies."""
 
     seed: Seed = Field(0, description="Seed of sampling and bootstrap")

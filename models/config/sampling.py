@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab.models.config.base import Positive, StageConfig
+from trimtab.models.config.training import NumRanks
 
 
 class VllmConfig(StageConfig):
@@ -21,3 +22,19 @@ class SamplerConfig(StageConfig):
         description="Sample with vLLM, from the Python that TRIMTAB_VLLM_PYTHON names; none: the "
         "built-in sampler",
     )
+
+
+class SamplingStageConfig(SamplerConfig):
+    """Of a stage that samples and scores, and trains nothing."""
+
+    num_ranks: NumRanks = Field(
+        "auto",
+        description="Processes that share the prompts, each with its own GPU if there are GPUs. "
+        "auto: on a GPU 1; without GPUs 1, or for a model from scratch one for each core of the "
+        "stage",
+    )
+
+    @property
+    def ranks(self) -> int:
+        """`num_ranks` as a number; `auto` is 1, as on a GPU."""
+        return 1 if self.num_ranks == "auto" else self.num_ranks

@@ -16,6 +16,7 @@ from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
@@ -47,6 +48,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
         )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, rows, responses)
+    distributed.leave()
     clusters = cluster_of(embed(prompts, config.encoder), config)
     ranked_by = rank_values(config, scores, sampled)
     kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from trimtab.infra.settings import Settings
+from trimtab.models.config.policy import RehearsalConfig
+from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import RewardModelConfig
 from trimtab.models.config.training import TrainConfig, ZeroConfig
 from trimtab.tasks.resources import ALONE, Resources, Share, Slot, cores_of, share_of
@@ -54,3 +56,16 @@ def test_ranks_have_a_gpu_each_or_share_out_the_cores(
     resources = Resources(ALONE, by_ranks=True)
     assert share_of(settings, config, resources, takes_gpu=True) == Share(*share)
     assert share_of(settings, config, resources, takes_gpu=False).num_devices == 0
+
+
+def test_stages_that_sample_have_the_ranks_they_ask_for() -> None:
+    """And one that compares what was sampled, with the same configuration, has one on its CPU."""
+    host = {"TRIMTAB_MAX_PARALLEL": "6", "CUDA_VISIBLE_DEVICES": "0,1,2"}
+    settings, resources = Settings.from_env(host), Resources(ALONE, by_ranks=True)
+    for config in (EvaluateConfig(num_ranks=3), RehearsalConfig(num_ranks=3)):
+        assert share_of(settings, config, resources, takes_gpu=True) == Share(2, 3, 3)
+        assert share_of(settings, config, resources, takes_gpu=False) == Share(6, 1, 0)
+    assert share_of(settings, EvaluateConfig(), resources, takes_gpu=True) == Share(6, 1, 1)
+    no_gpus = Settings.from_env({"TRIMTAB_MAX_PARALLEL": "6", "CUDA_VISIBLE_DEVICES": ""})
+    assert share_of(no_gpus, EvaluateConfig(num_ranks=3), resources, takes_gpu=True).num_ranks == 3
+    assert share_of(no_gpus, EvaluateConfig(), resources, takes_gpu=True).num_ranks == 6

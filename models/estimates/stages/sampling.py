@@ -130,10 +130,19 @@ def _sampled(config: _Sampled, inputs: StageInputs, prompts: int, num_responses:
     """Several answers of a policy to each prompt."""
     samples, max_new_tokens = prompts * num_responses, config.max_new_tokens
     prompt, _ = inputs.prompt_and_row(max_new_tokens)
-    policy, vllm = inputs.policy_bytes, config.vllm
-    phase = sampling_memory(inputs, policy, samples, prompt, max_new_tokens, vllm=vllm)
+    ranks = 1 if isinstance(config, ReviseConfig) else config.ranks
+    phase = sampling_memory(
+        inputs,
+        inputs.policy_bytes,
+        samples,
+        prompt,
+        max_new_tokens,
+        at_least=counts.least_sampling_batches(ranks),
+        vllm=config.vllm,
+    )
     return Work(
         examples=prompts,
+        num_ranks=ranks,
         sampled_tokens=samples * max_new_tokens,
         forward_tokens=samples * prompt,
         phases={"sampling": phase},

@@ -137,6 +137,10 @@ def test_two_ranks_sample_and_score_what_one_does(
     names = sorted(path.name for path in alone.iterdir())
     assert filecmp.cmpfiles(alone, shared, names, shallow=False) == (names, [], [])
 
+    kept = both("rehearsal", smoke_config.rehearsal, policy=policy, scorer=advantage_model)
+    one, two = (read_rows(folder / "rehearsal.jsonl") for folder in kept)
+    assert [row["response"] for row in one] == [row["response"] for row in two]
+
     scorers = {"scorer": advantage_model, "judge_0": advantage_model, "judge_1": advantage_model}
     folders = both("evaluate", smoke_config.evaluate, policy=policy, reference=policy, **scorers)
     alone_rows, shared_rows = (read_rows(folder / "responses.jsonl") for folder in folders)
