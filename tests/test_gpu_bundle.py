@@ -30,6 +30,9 @@ print(trimtab.__file__, importlib.util.find_spec("prefect"), importlib.util.find
 """
 
 
+STEP = "a step, without its save"
+
+
 def dependencies(names: tuple[str, ...]) -> set[str]:
     """The distributions of some names and all that they require."""
     found: set[str] = set()
@@ -116,5 +119,7 @@ def test_the_check_is_rehearsed_there(machine: Path) -> None:
     assert values["resumed"] == values["run twice"] == "the same bytes"
     assert values["card float32: weights differ by"] == 0
     assert 0 < values["cpu bfloat16: weights differ by"] < 0.1
-    assert values["update, a step"] > 0
+    phases = ("sample", "log-probs, values", "score", "update")
+    assert all(values[f"{phase}, a step"] > 0 for phase in phases) and values["save, once"] > 0
+    assert sum(values[f"{phase}, a step"] for phase in phases) < 2 * values[STEP]
     assert results["is_rehearsal"]

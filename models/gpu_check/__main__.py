@@ -17,8 +17,10 @@ from trimtab.models.gpu_check.driver import check
 from trimtab.models.gpu_check.parts import PARTS, with_needs
 
 REQUEST = "request.json"
-# Nothing is fetched, and logs hold no progress bars.
-QUIET = {
+# Nothing is fetched, logs hold no progress bars, and libraries that ask whether there is a GPU do
+# not start CUDA, which no fork could use then.
+ENVIRONMENT = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "HF_HUB_OFFLINE": "1",
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -32,7 +34,7 @@ def main(out: Path) -> int:
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     request: dict[str, Any] = json.loads((out / REQUEST).read_text())
-    os.environ.update(QUIET)
+    os.environ.update(ENVIRONMENT)
     print("loading libraries ...", flush=True)
     importlib.import_module("trimtab.models.training.preload")
     with tempfile.TemporaryDirectory(prefix="trimtab-gpu-check-") as work:

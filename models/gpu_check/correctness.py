@@ -69,11 +69,11 @@ MOST_FLOAT32, LEAST_BFLOAT16 = 1e-3, 1e-2
 # One token that is drawn otherwise changes all that is learned behind it: their weights are judged
 # in float32 only.
 SAMPLING = ("ppo_max", "meta_rm")
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asks whether a child has ended, and leaves it
 
 
 def stages_on_all_devices(bench: Bench) -> None:
     """Each stage on the CPU; then on the same inputs in bfloat16, and on the GPU in both."""
-    importlib.import_module("sentence_transformers")  # ten seconds, once for all forks
     _run_all(bench, REFERENCE, True, "float32")
     arms = {
         "cpu bfloat16": (True, "bfloat16"),
@@ -110,6 +110,7 @@ def stages_on_all_devices(bench: Bench) -> None:
 
 def _run_all(bench: Bench, arm: str, on_cpu: bool, precision: str) -> None:
     """All stages in one place and precision; inputs are those of the reference."""
+    importlib.import_module("sentence_transformers")  # takes seconds: once, for all that is forked
     for stage, inputs in STAGES.items():
         if stage == "world" and arm != REFERENCE:
             continue
@@ -203,7 +204,7 @@ def stop_and_resume(bench: Bench) -> None:
     bench.note("run twice", "the same bytes" if once == twice else "other bytes")
     child = start_job(jobs[2], environment=strict)
     metrics = jobs[2].parent / "metrics.jsonl"
-    while not metrics.exists() and bench.left() > 0:
+    while not metrics.exists() and os.waitid(os.P_PID, child, ENDED) is None:
         time.sleep(0.002)
     os.kill(child, signal.SIGTERM)
     status = status_of(child)

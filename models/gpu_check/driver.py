@@ -81,10 +81,6 @@ class Bench:
         _write(self.path, self.values)
         print(f"{name}: {value} {unit} {more or ''}", flush=True)
 
-    def left(self) -> float:
-        """Seconds until the part must be done."""
-        return self.until - time.monotonic()
-
     def found(self, part: str, name: str) -> Any:
         """A value of an earlier part; None where there is none."""
         values = (each["values"] for each in self.results if each["part"] == part)
@@ -103,6 +99,7 @@ def check(
     head = _head(request, not has_gpu)
     for line in head["warnings"]:
         print(line, flush=True)
+    (out / LOG).unlink(missing_ok=True)
     results: list[dict[str, Any]] = []
     end = started + 60 * request["minutes"]
     for part in parts:

@@ -42,9 +42,9 @@ PARTS = (
 
 
 def with_needs(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """The parts of these names and those that they need, in order; without names all."""
+    """The parts of these names, those that they need and the first, in order; without names all."""
     by_name = {part.name: part for part in parts}
-    wanted, left = set[str](), list(names or by_name)
+    wanted, left = {parts[0].name}, list(names or by_name)
     while left:
         name = left.pop()
         wanted.add(name)

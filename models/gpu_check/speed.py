@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,7 @@ from trimtab.models.gpu_check.stage_runs import (
     run_stage,
     step_times,
     tensor_gib,
+    visible_gpu,
 )
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.generation import Sampling
@@ -103,9 +105,10 @@ def card(bench: Bench) -> None:
         bench.note("card", found.name)
         bench.note("memory", found.total_memory / GIB, "GiB")
         asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm,power.limit"]
-        asked += ["--format=csv,noheader", "--id=0"]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-        bench.note("driver, clocks, power", said or "unknown")
+        asked += ["--format=csv,noheader", f"--id={visible_gpu()}"]
+        with suppress(OSError):  # not on every machine
+            said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+            bench.note("driver, clocks, power", said.strip() or "unknown")
     else:
         bench.note("card", f"none: {os.cpu_count()} CPU cores")
     for name, dtype, matmul in (
@@ -381,56 +384,72 @@ def sampling(bench: Bench) -> None:
     """Tokens a second of responses that do not end: own loop, `generate`, `generate_batch`."""
     scale = begin(bench)
     folder = bench.work / "all" / "policy" / "model"
+    device, length = torch.get_default_device(), scale.response
     tokenizer: Any = SimpleNamespace(pad_token_id=0, eos_token_id=-1)
-    ours = load_policy(folder).eval()
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    theirs = theirs.to(torch.get_default_device())
+    policy = load_policy(folder).eval()
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
     generator = torch.Generator("cpu").manual_seed(0)
-    length = scale.response
     asked = GenerationConfig(
-        do_sample=True, top_k=0, max_new_tokens=length, min_new_tokens=length, pad_token_id=0,
-        eos_token_id=-1, use_cuda_graph=False,
-    )  # fmt: skip
-    as_stage = torch.are_deterministic_algorithms_enabled()
-    for rows in scale.rows:
-        size = (rows, scale.prompt)
-        prompts = torch.randint(10, VOCABULARY, size, generator=generator, device="cpu")
-        given = prompts.to(torch.get_default_device())
-        arms: dict[str, Callable[[], object]] = {
-            "own loop": lambda p=prompts: sample(  # type: ignore[misc]
-                ours, tokenizer, p.tolist(), Sampling(1.0, length), torch.Generator("cpu")
-            ),
-            "generate": lambda g=given: theirs.generate(  # type: ignore[misc]
-                g, attention_mask=torch.ones_like(g), generation_config=asked
-            ),
-            "generate_batch": lambda p=prompts: theirs.generate_batch(  # type: ignore[misc]
-                p.tolist(), generation_config=asked
-            ),
-        }
-        rates = {}
-        for name, run in arms.items():
-            torch.use_deterministic_algorithms(as_stage and name == "own loop", warn_only=True)
-            try:
-                seconds = timed(run, 1, 2)
-            except Exception as error:  # a peer that this card, or this version, does not have
-                if name == "own loop":
-                    raise
-                bench.note(f"{rows} rows: {name}", "does not run", "", beside=f"{error!r}"[:120])
-                continue
-            tokens = [rows * length / each for each in seconds]
-            rates[name] = note_runs(bench, f"{rows} rows: {name}", tokens, "tokens/s")
-        if rows == 256 and "generate" in rates:
-            ratio = rates["own loop"] / rates["generate"]
-            bench.note(
-                "256 rows: faster by", ratio, "times", **target(ratio, 5, "at least 5 times")
-            )
-    torch.use_deterministic_algorithms(as_stage, warn_only=True)
-    rows, short = scale.rows[0], Sampling(1.0, 8)
-    prompts = torch.randint(10, VOCABULARY, (rows, scale.prompt), generator=generator, device="cpu")
-    run = partial(sample, ours, tokenizer, prompts.tolist(), short, generator)
-    middle = median(timed(run, 1, 3))
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=length,
+        min_new_tokens=length,
+        pad_token_id=0,
+        eos_token_id=-1,
+    )
+
+    def own(prompts: torch.Tensor, tokens: int = length) -> object:
+        rows = prompts.tolist()
+        return sample(policy, tokenizer, rows, Sampling(1.0, tokens), torch.Generator("cpu"))
+
+    def generate(prompts: torch.Tensor) -> object:
+        given = prompts.to(device)
+        mask = torch.ones_like(given)
+        return peer.generate(given, attention_mask=mask, generation_config=asked)
+
+    def generate_batch(prompts: torch.Tensor) -> object:
+        if bench.device == "cpu":
+            raise LeftOutError("its cache would take all memory of this computer")
+        return peer.generate_batch(prompts.tolist(), generation_config=asked)
+
+    asked_for = {
+        rows: torch.randint(10, VOCABULARY, (rows, scale.prompt), generator=generator, device="cpu")
+        for rows in scale.rows
+    }
+    rows, prompts = next(iter(asked_for.items()))
+    watched = partial(own, prompts, 8)
+    middle = median(timed(watched, 1, 3))
     trace = bench.out / "sampling_trace.json.gz"
-    note_kernels(bench, f"{rows} rows, 8 tokens", run, middle, trace)
+    note_kernels(bench, f"{rows} rows, 8 tokens", watched, middle, trace)
+    rates = _rates(bench, "own loop", own, asked_for, length)
+    torch.use_deterministic_algorithms(False)  # which stages may ask for
+    theirs = _rates(bench, "generate", generate, asked_for, length)
+    if 256 in rates and 256 in theirs:
+        ratio = rates[256] / theirs[256]
+        bench.note("256 rows: faster by", ratio, "times", **target(ratio, 5, "at least 5 times"))
+    _rates(bench, "generate_batch", generate_batch, asked_for, length)
+
+
+def _rates(
+    bench: Bench,
+    name: str,
+    sampler: Callable[[torch.Tensor], object],
+    asked_for: dict[int, torch.Tensor],
+    length: int,
+) -> dict[int, float]:
+    """Tokens a second by the number of rows; none of a peer that does not run here."""
+    found = {}
+    for rows, prompts in asked_for.items():
+        try:
+            seconds = timed(partial(sampler, prompts), 1, 2)
+        except Exception as error:  # of a peer: what this card or release does not have
+            if name == "own loop":
+                raise
+            bench.note(f"{rows} rows: {name}", "does not run", "", beside=f"{error}"[:120])
+            continue
+        tokens = [rows * length / each for each in seconds]
+        found[rows] = note_runs(bench, f"{rows} rows: {name}", tokens, "tokens/s")
+    return found
 
 
 def log_probs(bench: Bench) -> None:

@@ -41,7 +41,6 @@ def make_job(
 ) -> Path:
     """A job file, with its output folder, of one rank on the bench's device."""
     on_gpu = bench.device == "cuda" and not on_cpu and SPECS[stage].device == "gpu"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
     (work / "output").mkdir(parents=True, exist_ok=True)
     job = {
         "stage": stage,
@@ -50,10 +49,15 @@ def make_job(
         "workdir": str(work),
         "num_threads": 1,
         "num_ranks": 1,
-        "gpus": visible.split(",")[:1] if on_gpu else [],
+        "gpus": [visible_gpu()] if on_gpu else [],
     }
     (work / "job.json").write_text(json.dumps(job))
     return work / "job.json"
+
+
+def visible_gpu() -> str:
+    """The first GPU that this process may see, as CUDA_VISIBLE_DEVICES names it."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
 
 
 def start_job(

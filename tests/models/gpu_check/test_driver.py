@@ -128,7 +128,7 @@ check(parts, {REQUEST!r}, out, out / "work", time.monotonic())
 
 def test_a_part_brings_what_it_needs() -> None:
     chosen = [each.name for each in with_needs(PARTS, ["ppo-trl"])]
-    assert chosen == ["material", "ppo", "ppo-trl"]
+    assert chosen == ["card", "material", "ppo", "ppo-trl"]
     assert with_needs(PARTS, []) == list(PARTS)
 
 
