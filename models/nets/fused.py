@@ -75,7 +75,8 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(forward, MethodType) and forward.__module__.startswith("liger_kernel."):
             for name in ("forward", "extra_repr", "_get_name"):
                 vars(module).pop(name, None)
-            module.__class__ = _passing_by(type(module), forward.__func__)
+            kind: Any = type(module)
+            module.__class__ = _passing_by(kind, forward.__func__)
             used.add(forward.__qualname__.partition(".")[0])
     _say(
         f"layers of liger-kernel in {model.config.model_type}: {', '.join(sorted(used)) or 'none'}"
