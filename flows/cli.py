@@ -464,7 +464,10 @@ def stage(
         Argument(metavar="JOB", help="A job file: stage, config, inputs, workdir, and gpus."),
     ],
 ) -> None:
-    """Run one stage by hand, without Prefect; run again, it goes on from its checkpoint."""
+    """Run one stage by hand, without Prefect.
+
+    Stopped and run again, it goes on from its checkpoint.
+    """
     from trimtab.flows.by_hand import run_stage
 
     run_stage(job)
@@ -541,9 +544,9 @@ def gpu_check(
         ),
     ] = None,
 ) -> None:
-    """Check a GPU in ten minutes: right numbers, speed, memory, beside TRL; part by part.
+    """Check a GPU: right numbers, speed, memory; and TRL beside it.
 
-    The exit status is 1 if a part failed, 3 if nothing failed in a rehearsal.
+    Part by part, in ten minutes. The exit status is 1 if a part failed, 3 if nothing failed in a rehearsal.
     """
     from trimtab.flows.by_hand import check_gpu
 

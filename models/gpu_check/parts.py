@@ -26,9 +26,9 @@ _SPEED = "trimtab.models.gpu_check.speed"
 PARTS = (
     Part("card", f"{_SPEED}:card", 0.2, 0.7),
     Part("material", f"{_SPEED}:material", 0.2, 1.0),
-    Part("stages", f"{_CORRECTNESS}:stages_on_all_devices", 0.5, 2.0),
+    Part("stages", f"{_CORRECTNESS}:stages_on_all_devices", 0.5, 2.5),
     Part("reward-model", f"{_SPEED}:reward_model", 0.3, 1.2, ("card", "material")),
-    Part("reward-model-trl", f"{_SPEED}:reward_model_against_trl", 0.7, 1.5, ("material",)),
+    Part("reward-model-trl", f"{_SPEED}:reward_model_against_trl", 0.7, 2.0, ("material",)),
     Part("ppo", f"{_SPEED}:ppo", 0.5, 1.5, ("material",)),
     Part("ppo-trl", f"{_SPEED}:ppo_of_trl", 0.6, 1.5, ("ppo",)),
     Part("sampling", f"{_SPEED}:sampling", 0.5, 1.2, ("material",)),
@@ -37,7 +37,7 @@ PARTS = (
     Part("log-probs", f"{_SPEED}:log_probs", 0.2, 0.5),
     Part("zero", f"{_CORRECTNESS}:zero", 0.4, 1.0, ("stages",)),
     Part("resume", f"{_CORRECTNESS}:stop_and_resume", 0.3, 0.8, ("stages",)),
-    Part("reward-model-trl-again", f"{_SPEED}:reward_model_against_trl", 0.7, 1.5, ("material",)),
+    Part("reward-model-trl-again", f"{_SPEED}:reward_model_against_trl", 0.7, 2.0, ("material",)),
 )
 
 
