@@ -7,6 +7,16 @@ Imports no torch, as plans do not.
 PASS_TOKENS = 8192
 # Most tokens of key-value cache in generation.
 CACHE_TOKENS = 32_768
+# On a GPU as many as so large a share of the memory holds that is free at the time, but at most:
+# tokens in one pass, each of which takes what a layer of 13 billion parameters has of it (float32,
+# in bytes, rounded up); rows in generation.
+GPU_PASS_TOKENS = 32_768
+TOKEN_BYTES = 2**18
+GPU_DECODING_ROWS = 512
+FREE_SHARE = 0.5
+# Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
+# probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
+SAMPLING_ROWS = 8
 # Most requests that a local judge answers in one batch.
 REQUESTS_AT_ONCE = 64
 # Most logits where log-probabilities are taken (a GiB): more are computed in turns, and again for

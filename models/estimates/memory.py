@@ -23,9 +23,6 @@ FLOAT_BYTES = 4
 PRODUCT_BYTES: dict[Precision, int] = {"auto": FLOAT_BYTES, "float32": FLOAT_BYTES, "bfloat16": 2}
 # AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
 ADAM_BYTES = 2 * FLOAT_BYTES
-# Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
-# probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
-SAMPLING_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -233,4 +230,4 @@ def key_value_cache(shape: ModelShape, tokens: int) -> int:
 
 def sampling_set(shape: ModelShape, num_rows: int) -> int:
     """Bytes of drawing one token for each of `num_rows`."""
-    return FLOAT_BYTES * SAMPLING_ROWS * num_rows * shape.vocab_size
+    return FLOAT_BYTES * chunk_sizes.SAMPLING_ROWS * num_rows * shape.vocab_size

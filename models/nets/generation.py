@@ -1,38 +1,40 @@
-"""Sampling responses: a bare cached decoding loop over a causal language model of transformers.
+"""Sampling responses from a causal language model of transformers.
 
 `generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md).
-This loop does one pass a token (`DecodingSteps`), the draw and nothing else, and drops finished
-rows from the batch as soon as a fifth of it is done. Llamas, and Mistral and Qwen2 without a
-window, have a pass of their own here, over the same modules, which saves many small operations;
-other models take theirs.
+On a CPU a loop does one pass a token (`decoding_steps`), the draw and nothing else, and drops
+finished rows from the batch as soon as a fifth of it is done. A GPU replays both as CUDA graphs
+(`static_steps`), and the host looks at finished rows every so many tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
-from typing import Protocol
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2ForCausalLM,
-)
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import counts
+from trimtab.models.nets.decoding_steps import begin_decoding, padded
+from trimtab.models.nets.free_memory import is_strict
+from trimtab.models.nets.static_steps import Graphs, StaticSteps, few_launches, has_static_steps
 
-# Architectures whose modules, names and rotary positions are a Llama's.
-_LIKE_LLAMA = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 _NONE = -1  # in place of a token
+# Static steps: tokens after which finished rows are looked for, and by which attention's reach
+# grows. Finished rows leave a batch of more than so many where they are half of it, and others have
+# so many tokens left: graphs are recorded anew then, for about as long as some twenty steps take.
+LOOK_EVERY = 16
+STRETCH = 256
+FEW_ROWS = 32
+FEW_TOKENS = 64
+FEW_STEPS = 8  # are not recorded
+# How to decode: the loop, static steps, or these as CUDA graphs if the device has any.
+Mode = Literal["loop", "eager", "graphs"]
 
 
 @dataclass(frozen=True)
@@ -79,23 +81,31 @@ def decode(
     prompts: Sequence[list[int]],
     sampling: Sampling,
     draws: Tensor,
+    mode: Mode | None = None,
 ) -> Samples:
     """One sampled response for each of a batch.
 
     draws: (B, T) uniform in [0, 1), one a token: a response depends on its own only, whatever the
     batch. Prompts are padded on the left. Of equal prompts that follow one another one goes through
-    the model, and its cache serves all.
+    the model, and its cache serves all. mode: None: graphs on a GPU, but the loop where all must be
+    deterministic or the model has no static steps.
     """
-    distinct = [prompt for prompt, _ in groupby(prompts)]
+    if mode is None:
+        takes_loop = model.device.type == "cpu" or is_strict() or not has_static_steps(model)
+        mode = "loop" if takes_loop else "graphs"
+    if mode != "loop":
+        are_wanted = mode == "graphs" and sampling.max_new_tokens > FEW_STEPS
+        graphs = Graphs(model.device, are_wanted)
+        return _decode_statically(model, tokenizer, prompts, sampling, draws, graphs)
+    distinct, repeats = _distinct(prompts)
+    device = model.device
     rows = _Rows(model, distinct, tokenizer.pad_token_id, sampling.max_new_tokens)
     if len(distinct) < len(prompts):
-        repeats = torch.tensor([len(list(group)) for _, group in groupby(prompts)])
-        index = torch.arange(len(distinct)).repeat_interleave(repeats)
-        rows.select(index.to(draws.device))
-    alive = torch.arange(len(prompts), device=draws.device)
-    finished = torch.zeros_like(alive, dtype=torch.bool)
-    tokens = torch.full_like(draws, _NONE, dtype=torch.long)
-    logprobs, entropies = torch.zeros_like(draws), torch.zeros_like(draws)
+        rows.select(torch.repeat_interleave(torch.tensor(repeats, device=device)))
+    alive = torch.arange(len(prompts), device=device)
+    finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    tokens = torch.full(draws.shape, _NONE, device=device)
+    logprobs, entropies = (torch.zeros(draws.shape, device=device) for _ in range(2))
     for number in range(sampling.max_new_tokens):
         scaled = rows.logits / sampling.temperature
         probabilities = scaled.softmax(-1)
@@ -122,12 +132,9 @@ class _Rows:
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, room: int
     ) -> None:
-        width = max(map(len, prompts))
-        device = model.device
-        tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        position = mask.cumsum(1).sub(1).clamp(min=0)
-        self.logits, self.steps = begin_decoding(model, tokens, mask, position, room)
+        tokens, mask, position = padded(prompts, pad_id, model.device)
+        logits, self.steps = begin_decoding(model, tokens, mask, position, room)
+        self.logits = logits.float()
         self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
         self.position = position[:, -1]
 
@@ -141,42 +148,184 @@ class _Rows:
         """Append a token (B,) to every row."""
         self.seen.scatter_(1, chosen[:, None], True)
         self.position = self.position + 1
-        self.logits = self.steps.step(chosen, self.position)
+        self.logits = self.steps.step(chosen, self.position).float()
+
+
+def _decode_statically(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    draws: Tensor,
+    graphs: Graphs,
+) -> Samples:
+    """As `decode`, by static steps."""
+    rows = _StaticRows(model, tokenizer, prompts, sampling, draws)
+    draw: Callable[[], None] = rows.draw
+    draw_from_all: Callable[[], None] = partial(rows.draw, from_all=True)
+    room, reach = sampling.max_new_tokens, 0
+    with few_launches(model):
+        for number in range(room):
+            if number == 0:
+                rows.weigh(rows.steps.first_logits())
+            else:
+                if rows.steps.width + number > reach:
+                    reach = rows.steps.reach(number + STRETCH - 1)
+                    advance, draw, draw_from_all = graphs.replayed(
+                        partial(rows.advance, reach), rows.draw, partial(rows.draw, from_all=True)
+                    )
+                advance()
+            are_enough, left = True, len(rows.finished)
+            if sampling.top_p < 1.0 or number % LOOK_EVERY == 0:
+                are_enough, left = rows.status.tolist()  # the host waits for the GPU
+            if left == 0:
+                break
+            (draw if are_enough else draw_from_all)()
+            is_half_done = len(rows.finished) > FEW_ROWS and 2 * left <= len(rows.finished)
+            if is_half_done and room - number > FEW_TOKENS:
+                if rows.drop_finished() == 0:
+                    break
+                reach = 0
+    return rows.samples()
+
+
+class _StaticRows:
+    """Rows under way by static steps, and what has been drawn of them, at fixed addresses.
+
+    What is of every token lies (T, b), as draws, or (T, B) of all rows: `kept`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        draws: Tensor,
+    ) -> None:
+        pad_id, end_id, device = tokenizer.pad_token_id, tokenizer.eos_token_id, model.device
+        self.sampling, self.end_id = sampling, _NONE if end_id is None else end_id
+        distinct, repeats = _distinct(prompts)
+        self.steps = StaticSteps(model, distinct, repeats, pad_id, sampling.max_new_tokens)
+        self.seen = None
+        if sampling.repetition_penalty != 1.0:
+            tokens, mask, _ = padded(prompts, pad_id, device)
+            self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
+        self.draws = draws.to(device).T.contiguous()
+        self.number = torch.zeros(1, dtype=torch.long, device=device)
+        self.finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        self.rows = torch.arange(len(prompts), device=device)
+        tokens = torch.full(self.draws.shape, _NONE, device=device)
+        self.kept = (tokens, torch.zeros_like(self.draws), torch.zeros_like(self.draws))
+        self.own = tuple(kept.clone() for kept in self.kept)
+
+    def advance(self, reach: int) -> None:
+        """Process the tokens drawn last, and weigh the next ones."""
+        self.weigh(self.steps.step(reach))
+
+    def weigh(self, logits: Tensor) -> None:
+        """Probabilities of the next tokens, from logits (b, V).
+
+        status (2,): whether `likely` ones are enough for the nucleus of all rows that have not
+        finished, how many these are.
+        """
+        logits, top_p = logits.float(), self.sampling.top_p
+        self.scaled = logits / self.sampling.temperature
+        self.probabilities = self.scaled.softmax(-1)
+        self.drawn_from = _penalised(logits, self.probabilities, self.seen, self.sampling)
+        are_enough = self.finished
+        if top_p < 1.0:
+            self.likely = _most_likely(self.drawn_from)
+            are_enough = self.finished | (self.likely[0].sum(-1) >= top_p)
+        self.status = torch.stack([are_enough.all().long(), self.finished.logical_not().sum()])
+
+    def draw(self, from_all: bool = False) -> None:
+        """The next token of each row: from the likely ones where a nucleus is asked for, or all."""
+        uniform = self.draws.index_select(0, self.number)[0]
+        if self.sampling.top_p == 1.0:
+            chosen = _hit(_running_sums(self.drawn_from), uniform)
+        else:
+            candidates = _in_order(self.drawn_from) if from_all else self.likely
+            chosen = _in_nucleus(*candidates, self.sampling.top_p, uniform)
+        found = chosen, *_logprobs_and_entropies(self.scaled, self.probabilities, chosen)
+        for own, values, nothing in zip(self.own, found, (_NONE, 0.0, 0.0), strict=True):
+            own.index_copy_(0, self.number, values.masked_fill(self.finished, nothing)[None])
+        self.finished.logical_or_(chosen == self.end_id)
+        if self.seen is not None:
+            self.seen.scatter_(1, chosen[:, None], True)
+        self.steps.append(chosen)
+        self.number.add_(1)
+
+    def drop_finished(self) -> int:
+        """Go on with the rest, at new addresses; returns how many they are."""
+        index = self.finished.logical_not().nonzero()[:, 0]
+        if len(index) == 0:
+            return 0
+        self._keep()
+        self.steps.select(index)
+        self.rows, self.finished = self.rows[index], self.finished[index]
+        self.draws, *own = (values[:, index] for values in (self.draws, *self.own))
+        self.own = tuple(own)
+        if self.seen is not None:
+            self.seen = self.seen[index]
+        return len(index)
+
+    def _keep(self) -> None:
+        for kept, own in zip(self.kept, self.own, strict=True):
+            kept.index_copy_(1, self.rows, own)
+
+    def samples(self) -> Samples:
+        """What has been drawn of all rows."""
+        self._keep()
+        tokens, logprobs, entropies = (kept.T for kept in self.kept)
+        responses = [[token for token in row if token != _NONE] for row in tokens.tolist()]
+        return Samples(responses, logprobs, entropies)
+
+
+def _distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Prompts of which none equals the one before, and how often each is there."""
+    groups = [(prompt, len(list(equal))) for prompt, equal in groupby(prompts)]
+    return [prompt for prompt, _ in groups], [count for _, count in groups]
 
 
 def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
     """(B, V) bool: which tokens a row already holds (padding does not count)."""
-    counts = tokens.new_zeros(len(tokens), vocab_size)
-    return counts.scatter_add_(1, tokens, mask) > 0
+    seen = torch.zeros(len(tokens), vocab_size + 1, dtype=torch.bool, device=tokens.device)
+    return seen.scatter_(1, tokens.masked_fill(mask == 0, vocab_size), True)[:, :vocab_size]
 
 
 def _choose(probabilities: Tensor, rows: _Rows, sampling: Sampling, draw: Tensor) -> Tensor:
-    """The token of each row (B,) that its draw (B,) hits in its probabilities (B, V).
-
-    In other ones, where tokens that a row holds already are made less likely.
-    """
-    if sampling.repetition_penalty != 1.0:
-        penalised = torch.where(
-            rows.logits > 0,
-            rows.logits / sampling.repetition_penalty,
-            rows.logits * sampling.repetition_penalty,
-        )
-        logits = torch.where(rows.seen, penalised, rows.logits)
-        probabilities = (logits / sampling.temperature).softmax(-1)
+    """The token of each row (B,) that its draw (B,) hits in its probabilities (B, V)."""
+    drawn_from = _penalised(rows.logits, probabilities, rows.seen, sampling)
     if sampling.top_p == 1.0:
-        return _hit(_running_sums(probabilities), draw, probabilities.shape[1] - 1)
-    ordered, index = _most_likely(probabilities, sampling.top_p)
+        return _hit(_running_sums(drawn_from), draw)
+    candidates = _most_likely(drawn_from)
+    if not bool((candidates[0].sum(-1) >= sampling.top_p).all()):
+        candidates = _in_order(drawn_from)
+    return _in_nucleus(*candidates, sampling.top_p, draw)
+
+
+def _penalised(
+    logits: Tensor, probabilities: Tensor, seen: Tensor | None, sampling: Sampling
+) -> Tensor:
+    """Probabilities (B, V) in which tokens that a row holds already are less likely."""
+    if seen is None or sampling.repetition_penalty == 1.0:
+        return probabilities
+    penalty = sampling.repetition_penalty
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return (torch.where(seen, penalised, logits) / sampling.temperature).softmax(-1)
+
+
+def _in_nucleus(ordered: Tensor, index: Tensor, top_p: float, draw: Tensor) -> Tensor:
+    """The token (B,) that a draw (B,) hits in the nucleus of probabilities (B, K) in order."""
     cumulated = _running_sums(ordered)
-    last = (cumulated - ordered < sampling.top_p).sum(-1) - 1
+    last = (cumulated - ordered < top_p).sum(-1) - 1
     return index.gather(1, _hit(cumulated, draw, last)[:, None])[:, 0]
 
 
 def _running_sums(values: Tensor) -> Tensor:
     """`cumsum` of the last dimension; of floats CUDA has no deterministic one, but the CPU has."""
-    is_strict = torch.are_deterministic_algorithms_enabled() and (
-        not torch.is_deterministic_algorithms_warn_only_enabled()
-    )
-    return values.cpu().cumsum(-1).to(values.device) if is_strict else values.cumsum(-1)
+    return values.cpu().cumsum(-1).to(values.device) if is_strict() else values.cumsum(-1)
 
 
 def _logprobs_and_entropies(
@@ -191,157 +340,23 @@ def _logprobs_and_entropies(
     return logprobs, log_sum - torch.linalg.vecdot(probabilities, logits)
 
 
-def _hit(cumulated: Tensor, draw: Tensor, last: Tensor | int) -> Tensor:
-    """The place (B,), at most `last`, in which a draw lies of the sums (B, V) up to there."""
-    place = torch.as_tensor(last, device=draw.device).expand(len(draw))
-    total = cumulated.gather(1, place[:, None])
+def _hit(cumulated: Tensor, draw: Tensor, last: Tensor | None = None) -> Tensor:
+    """The place (B,) in which a draw lies of the sums (B, V) up to there, at most the `last`."""
+    if last is None:
+        last = torch.full_like(draw, cumulated.shape[1] - 1, dtype=torch.long)
+    total = cumulated.gather(1, last[:, None])
     hit = torch.searchsorted(cumulated, draw[:, None] * total, right=True)[:, 0]
-    return torch.minimum(hit, place)
+    return torch.minimum(hit, last)
 
 
-def _most_likely(probabilities: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """The largest of each row (B, V) in order, and their tokens; together at least `mass`.
+def _most_likely(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row (B, V) in order, and their tokens.
 
     To sort a whole vocabulary takes longer than a small model's pass, and few tokens are likely.
     """
-    count = max(1, min(MOST_LIKELY, probabilities.shape[1] // 4))
-    ordered, index = probabilities.topk(count)
-    if bool((ordered.sum(-1) >= mass).all()):
-        return ordered, index
+    return probabilities.topk(max(1, min(MOST_LIKELY, probabilities.shape[1] // 4)))
+
+
+def _in_order(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row (B, V) in order, and its tokens."""
     return probabilities.sort(dim=-1, descending=True)
-
-
-class DecodingSteps(Protocol):
-    """A decoding state: B rows whose tokens the model has processed so far."""
-
-    def select(self, index: Tensor) -> None:
-        """Keep the rows of `index` (b,), which may name a row several times."""
-
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Process a token (B,) of each row at its position (B,); returns the next logits (B, V)."""
-
-
-def begin_decoding(
-    model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, room: int
-) -> tuple[Tensor, DecodingSteps]:
-    """The logits (B, V) after prompts (B, t), padded on the left, and a state for `room` steps.
-
-    mask: (B, t), 1 where there is a token; position: (B, t), from 0 on in each row.
-    """
-    cache = DynamicCache(config=model.config)
-    general = ModelSteps(model, cache, mask[:, :0])
-    logits = general.run(tokens, mask, position)
-    if type(model) in _LIKE_LLAMA and getattr(model.config, "sliding_window", None) is None:
-        return logits, LlamaSteps(model, cache, mask, room)
-    return logits, general
-
-
-class ModelSteps:
-    """Decoding by the model's forward pass, for any causal language model of transformers."""
-
-    def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor) -> None:
-        """mask: (B, t), of the tokens that the cache holds."""
-        self.model, self.cache, self.mask = model, cache, mask
-
-    def select(self, index: Tensor) -> None:
-        """As in `DecodingSteps`."""
-        self.cache.batch_select_indices(index)
-        self.mask = self.mask[index]
-
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `DecodingSteps`."""
-        one = self.mask.new_ones(len(tokens), 1)
-        return self.run(tokens[:, None], one, position[:, None])
-
-    def run(self, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        """Append tokens (B, t); returns the logits (B, V) after the last."""
-        self.mask = torch.cat([self.mask, mask], dim=1)
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=self.mask,
-            position_ids=position,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
-
-
-class LlamaSteps:
-    """By a Llama's modules, without what a forward pass for any length and any cache adds to them.
-
-    Keys and values are written into room left for them, heads that share keys are multiplied by
-    them together, and no row attends to what another has behind it.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, room: int
-    ) -> None:
-        """model: of `_LIKE_LLAMA`; cache: filled by prompts (B, t) of that mask, emptied here."""
-        self.model = model
-        self.length = mask.shape[1]
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        while cache.layers:
-            layer = cache.layers.pop(0)
-            self.keys.append(_with_room(layer.keys, room))
-            self.values.append(_with_room(layer.values, room))
-        self.bias = self.keys[0].new_zeros(len(mask), 1, 1, self.length + room)
-        self.bias[:, 0, 0, : self.length].masked_fill_(mask == 0, -torch.inf)
-
-    def select(self, index: Tensor) -> None:
-        """As in `DecodingSteps`."""
-        self.keys = [keys[index] for keys in self.keys]
-        self.values = [values[index] for values in self.values]
-        self.bias = self.bias[index]
-
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `DecodingSteps`."""
-        trunk = self.model.model
-        hidden = trunk.embed_tokens(tokens)
-        cosine, sine = trunk.rotary_emb(hidden, position[:, None])  # (B, 1, d) each
-        # Halves change places in the product with the sine, and the first one its sign.
-        half = sine.shape[-1] // 2
-        angles = cosine, torch.cat([-sine[..., :half], sine[..., half:]], -1)
-        for number, layer in enumerate(trunk.layers):
-            hidden = hidden + self._attend(
-                number, layer.self_attn, _normed(layer.input_layernorm, hidden), angles
-            )
-            hidden = hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden))
-        self.length += 1
-        logits: Tensor = self.model.lm_head(_normed(trunk.norm, hidden))
-        return logits
-
-    def _attend(
-        self, number: int, attention: LlamaAttention, hidden: Tensor, angles: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """(B, H) -> (B, H), over all keys of that layer and the one of this token."""
-        now, ahead = self.length, self.length + 1
-        keys, values = self.keys[number], self.values[number]
-        rows, key_heads, _, size = keys.shape
-        query = attention.q_proj(hidden).view(rows, -1, size)
-        key = attention.k_proj(hidden).view(rows, key_heads, size)
-        cosine, sine = angles
-        both = torch.cat([query, key], 1)
-        both = torch.addcmul(both * cosine, both.roll(size // 2, -1), sine)
-        query, key = both.split([query.shape[1], key_heads], 1)
-        keys[:, :, now] = key
-        values[:, :, now] = attention.v_proj(hidden).view(rows, key_heads, size)
-        grouped = query.reshape(rows, key_heads, -1, size) * attention.scaling
-        scores = grouped @ keys[:, :, :ahead].transpose(2, 3) + self.bias[..., :ahead]
-        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        attended: Tensor = attention.o_proj((weights @ values[:, :, :ahead]).view(rows, -1))
-        return attended
-
-
-def _with_room(held: Tensor, room: int) -> Tensor:
-    """(B, heads, t, d) -> (B, heads, t + room, d), what comes behind not yet written."""
-    rows, heads, length, size = held.shape
-    wide = held.new_empty(rows, heads, length + room, size)
-    wide[:, :, :length] = held
-    return wide
-
-
-def _normed(norm: LlamaRMSNorm, hidden: Tensor) -> Tensor:
-    return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from trimtab.models.nets.generation import LlamaSteps, ModelSteps, begin_decoding
+from trimtab.models.nets.decoding_steps import LlamaSteps, ModelSteps, begin_decoding
 
 PROMPTS = [[5, 6], [7, 8, 9, 10], [4], [5, 6, 7]]
 WIDTH = max(map(len, PROMPTS))
