@@ -222,7 +222,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
         f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
-        "changes",
+        f"changes; on a GPU up to {chunk_sizes.GPU_PASS_TOKENS:,} pass and "
+        f"{chunk_sizes.GPU_DECODING_ROWS} answers are generated at once where "
+        f"{chunk_sizes.FREE_SHARE:.0%} of the memory that is then free holds them",
         "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",

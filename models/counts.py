@@ -102,11 +102,16 @@ def decoding_batch_sizes(count: int, longest: int, cache_tokens: int, at_least: 
 
 
 def least_sampling_batches(num_ranks: int) -> int:
-    """Batches that a policy samples in at least: one a rank.
+    """Batches that a policy samples in at least, on a CPU: one a rank.
 
     However few ranks there are: one samples in the same batches as two, so the same to the bit.
     """
     return max(2, num_ranks)
+
+
+def even_sampling_batches(num_prompts: int, num_ranks: int, rows: int) -> int:
+    """The fewest batches of at most `rows` prompts of which every rank has as many, on GPUs."""
+    return num_ranks * -(-num_prompts // (num_ranks * rows))
 
 
 def prompt_room(context: int, max_new_tokens: int, instruction: int = 0) -> int:

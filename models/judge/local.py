@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes
 from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
+from trimtab.models.nets.free_memory import decoding_rows, pass_tokens
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
 from trimtab.models.nets.loading import load_base_policy, load_base_tokenizer
 from trimtab.models.nets.packing import Candidates, pack
@@ -88,7 +89,11 @@ class LocalModel:
         form = named[0][1]
         prompts = [self.encode(request) for _, request in named]
         is_one_token = form.max_tokens == 1 and form.temperature == 0
-        limit = chunk_sizes.PASS_TOKENS if is_one_token else chunk_sizes.CACHE_TOKENS
+        longest = max(map(len, prompts)) + form.max_tokens
+        rows = decoding_rows(self._model, longest)
+        limit = chunk_sizes.CACHE_TOKENS if rows is None else rows * longest
+        if is_one_token:
+            limit = pass_tokens(self._model.device)
         for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):
             texts = [prompts[index] for index in batch]
             if is_one_token:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
+from trimtab.models.nets.free_memory import decoding_rows
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
@@ -62,27 +63,49 @@ def sample(
         return Samples(responses, unknown, unknown)
     was_training = model.training
     model.eval()
-    length = sampling.max_new_tokens
-    at_least = counts.least_sampling_batches(distributed.world_size())
-    limit = chunk_sizes.CACHE_TOKENS if cache_tokens is None else cache_tokens
-    batches = decoding_batches(prompts, length, limit, at_least)
-    draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
+    length, device = sampling.max_new_tokens, model.device
+    batches = _batches(model, prompts, length, cache_tokens)
+    draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(device)
     # Token ids are stored as one more each, before zeros.
-    tokens, logprobs, entropies = (torch.zeros_like(draws) for _ in range(3))
+    shape = len(prompts), length
+    tokens, logprobs, entropies = (torch.zeros(shape, device=device) for _ in range(3))
     done = 0
     for batch in distributed.shard(batches):
         texts = [prompts[row] for row in batch]
         found = decode(model, tokenizer, texts, sampling, draws[batch])
         logprobs[batch], entropies[batch] = found.logprobs, found.entropies
-        for row, response in zip(batch, found.responses, strict=True):
-            tokens[row, : len(response)] = torch.tensor(response) + 1
+        rows = [[*ids, *[-1] * (length - len(ids))] for ids in found.responses]
+        tokens[batch] = torch.tensor(rows, dtype=tokens.dtype, device=device) + 1
         done = min(done + distributed.world_size() * len(batch), len(prompts))
         if progress is not None:
             progress.advance(done, len(prompts))
     model.train(was_training)
     distributed.all_reduce_sum([tokens, logprobs, entropies])
-    ids = [(row[row > 0].long() - 1).tolist() for row in tokens]
-    return Samples(ids, logprobs, entropies)
+    responses = [[token for token in row if token >= 0] for row in (tokens.long() - 1).tolist()]
+    return Samples(responses, logprobs, entropies)
+
+
+def _batches(
+    model: PreTrainedModel, prompts: Sequence[list[int]], length: int, cache_tokens: int | None
+) -> list[list[int]]:
+    """Indices of the prompts in each decoding batch, the same on all ranks.
+
+    cache_tokens: None: on a GPU as much as memory allows, so that the fewest batches are as many on
+    each rank, and what the rank with the least free memory allows.
+    """
+    num_ranks = distributed.world_size()
+    longest = max(map(len, prompts), default=0) + length
+    rows = None if cache_tokens is not None else decoding_rows(model, longest)
+    if rows is None:
+        limit = chunk_sizes.CACHE_TOKENS if cache_tokens is None else cache_tokens
+        at_least = counts.least_sampling_batches(num_ranks)
+        return decoding_batches(prompts, length, limit, at_least)
+    of_ranks = torch.zeros(num_ranks, device=model.device)
+    of_ranks[distributed.rank()] = rows
+    distributed.all_reduce_sum([of_ranks])
+    rows = int(of_ranks.min())
+    at_least = counts.even_sampling_batches(len(prompts), num_ranks, rows)
+    return decoding_batches(prompts, length, rows * longest, at_least)
 
 
 def respond(

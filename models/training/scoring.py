@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes
-from trimtab.models.nets.device import on_device
+from trimtab.models.nets.device import current_device, on_device
+from trimtab.models.nets.free_memory import pass_tokens
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.packing import (
     Candidates,
@@ -70,7 +71,7 @@ def map_rows(
     width: of answers (b, l) that differ in l, the longest; behind shorter ones stands 0. Ranks
     share the rows out and all get the whole, on the device; the host waits for none of it.
     """
-    parts = list(local_micro_batches(rows, chunk_sizes.PASS_TOKENS))
+    parts = list(local_micro_batches(rows, pass_tokens(current_device())))
     answers = zip(*(function(pack([rows[index] for index in part])) for part in parts), strict=True)
     joined = [_joined(own, width) for own in answers]
     # The rows of other ranks are read from the zeros behind this rank's.
@@ -120,7 +121,7 @@ def trunk_activations(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> Iterator[tuple[int, Tensor]]:
     """The output of the first `depth` layers: for each row its index and hidden states (T, H)."""
-    for part in micro_batches(rows, chunk_sizes.PASS_TOKENS):
+    for part in micro_batches(rows, pass_tokens(model.device)):
         states = trunk_output(model, pack([rows[index] for index in part]), depth)
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
