@@ -1,6 +1,7 @@
 """Memory of one trainer process: what its models, optimisers, activations and caches hold.
 
-All of it in bytes; float32, but for what a trainer's `precision` makes narrower. Counted are
+All of it in bytes; float32, but for what a trainer's `precision` makes narrower, and linear maps
+that a GPU stores narrow as they are not trained. Counted are
 tensors that grow with the model or the batch, and the buckets of ZeRO; what a process takes beside
 them (`trimtab.models.estimates.machine`) is not, nor is the allocator's slack. What is said here is
 held against the bytes that live (tests/models/training/test_live_bytes.py). Training SFT and a

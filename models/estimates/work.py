@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, prod
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
@@ -13,6 +13,7 @@ from trimtab.models.config.training import TrainConfig, TrainerConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import (
     FLOAT_BYTES,
+    PRODUCT_BYTES,
     Memory,
     backward_set,
     forward_set,
@@ -39,6 +40,7 @@ class StageInputs:
     revised: how revisions were made.
     num_policies: policies of a seed whose answers a judge compares.
     has_gpus: whether stages run on GPUs, which are taken to be of Ampere or newer.
+    is_narrow: whether they do and multiply in bfloat16: what is not trained is then stored narrow.
     """
 
     shape: ModelShape
@@ -53,6 +55,7 @@ class StageInputs:
     revised: ReviseConfig | None = None
     num_policies: int = 0
     has_gpus: bool = False
+    is_narrow: bool = False
 
     def prompt_and_row(self, max_new_tokens: int) -> tuple[int, int]:
         """Most tokens of a prompt, and of the row it makes with one answer and its end token."""
@@ -68,13 +71,20 @@ class StageInputs:
 
     @property
     def policy_bytes(self) -> int:
-        """Bytes of a policy's weights."""
-        return FLOAT_BYTES * self.shape.policy_parameters
+        """Bytes of the weights of a policy that is not trained."""
+        return self.frozen_bytes(self.shape.policy_parameters, self.shape.num_layers)
 
     @property
     def scorer_bytes(self) -> list[int]:
-        """Bytes of each incoming scorer's weights."""
-        return [FLOAT_BYTES * self.shape.scorer_parameters(heads) for heads in self.scorer_heads]
+        """Bytes of each incoming scorer's weights, where it is not trained."""
+        layers = self.shape.num_layers
+        heads = map(self.shape.scorer_parameters, self.scorer_heads)
+        return [self.frozen_bytes(parameters, layers) for parameters in heads]
+
+    def frozen_bytes(self, num_parameters: int, num_layers: int) -> int:
+        """Bytes of weights that are not trained, among them the linear maps of so many layers."""
+        narrow = num_layers * sum(map(prod, self.shape.layer_maps)) * self.is_narrow
+        return FLOAT_BYTES * num_parameters - (FLOAT_BYTES - PRODUCT_BYTES["bfloat16"]) * narrow
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,11 @@ def supervised_memory(
         whole = replace(whole, activations=max(whole.activations, bucket))
     zero, ranks = train.zero, train.ranks
     if zero is None:
-        return {"loading": whole.loading(0, 1), "training": whole}
+        loading = whole.loading(0, 1)
+        if narrow_layers(inputs, train):  # which they become once adapters are added
+            frozen = untrained_parameters(inputs.shape, train, num_parameters)
+            loading = replace(loading, frozen=FLOAT_BYTES * frozen)
+        return {"loading": loading, "training": whole}
     is_narrow = has_narrow_weights(train)
     return {
         "loading": whole.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow),
@@ -225,16 +239,24 @@ def training_memory(
     repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
     if logits and has_narrow_weights(config):  # the head in float32, as it multiplies
         logits += FLOAT_BYTES * shape.vocab_size * shape.hidden_size
-    kept = gradient_set(shape, config, passes * tokens, repeated_keys)
+    kept = gradient_set(inputs, config, passes * tokens, repeated_keys)
     learning = trained_parameters(shape, config, num_parameters)
-    own = learning if config.lora is None else _heads(shape, num_parameters)
     memory = trained(learning, kept + logits, config.optimiser)
-    return replace(memory, frozen=FLOAT_BYTES * (num_parameters - own))
+    frozen = untrained_parameters(shape, config, num_parameters)
+    return replace(memory, frozen=inputs.frozen_bytes(frozen, narrow_layers(inputs, config)))
 
 
-def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated_keys: int) -> int:
+def narrow_layers(inputs: StageInputs, config: TrainerConfig) -> int:
+    """How many layers of a model under training are stored narrow: those under adapters."""
+    has_narrow = inputs.is_narrow and config.lora is not None and config.zero is None
+    return inputs.shape.upper(config.trainable_layers).num_layers * has_narrow
+
+
+def gradient_set(
+    inputs: StageInputs, config: TrainerConfig, tokens: int, repeated_keys: int
+) -> int:
     """Bytes of a pass of the trained layers with gradient; `repeated_keys` as in `Rows`."""
-    upper = shape.upper(config.trainable_layers)
+    upper = inputs.shape.upper(config.trainable_layers)
     kept = backward_set(
         upper,
         tokens,
@@ -246,6 +268,9 @@ def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated
     )
     if config.lora is None:
         return kept
+    if narrow := narrow_layers(inputs, config):  # no copy of weights is made
+        passed = 1 if config.gradient_checkpointing else narrow
+        kept -= PRODUCT_BYTES["bfloat16"] * passed * sum(map(prod, upper.layer_maps))
     # Each linear map's input in the low rank.
     maps = upper.num_layers * len(upper.layer_maps)
     return kept + FLOAT_BYTES * tokens * maps * config.lora.rank
@@ -257,6 +282,13 @@ def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters:
         return num_parameters - shape.frozen_parameters(config.trainable_layers)
     adapters = shape.upper(config.trainable_layers).adapter_parameters(config.lora.rank)
     return adapters + _heads(shape, num_parameters)
+
+
+def untrained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
+    """How many of them do not learn; adapters are beside them."""
+    if config.lora is None:
+        return shape.frozen_parameters(config.trainable_layers)
+    return num_parameters - _heads(shape, num_parameters)
 
 
 def _heads(shape: ModelShape, num_parameters: int) -> int:

@@ -55,7 +55,8 @@ class LocalModel:
         """A packaged model, a folder or a hub id. A folder is identified by its content."""
         folder = Path(name).expanduser()
         identity = _digest(folder) if folder.is_dir() else name
-        return cls(load_base_policy(name), load_base_tokenizer(name), f"local {identity}")
+        model = load_base_policy(name, is_frozen=True)
+        return cls(model, load_base_tokenizer(name), f"local {identity}")
 
     def answers(
         self, requests: Iterable[tuple[str, ChatRequest]]

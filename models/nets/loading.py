@@ -9,8 +9,9 @@ expected reward).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,9 @@ from transformers import (
 
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.nets.device import current_device
+from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.precision import store_narrow, stores_narrow
 from trimtab.models.nets.scoring import (
     CATEGORY_HEADS,
     category_heads,
@@ -48,23 +51,43 @@ def gguf_of(base: str) -> Path | None:
     return None if folder is None else next(folder.glob("*.gguf"))
 
 
-def load_base_policy(base: str) -> PreTrainedModel:
+def load_base_policy(base: str, *, is_frozen: bool = False) -> PreTrainedModel:
     """A causal language model in float32 from a packaged model, a folder or a hub id.
 
-    A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved.
+    is_frozen: it is not trained, so that a GPU may store it narrow.
     """
+    return _loaded(partial(_base_policy, base), is_frozen)
+
+
+def _loaded(load: Callable[[], PreTrainedModel], is_frozen: bool) -> PreTrainedModel:
+    """What `load` makes. What is to be narrow becomes so before it takes a GPU's memory."""
+    if not (is_frozen and stores_narrow()):
+        with current_device():
+            return load()
+    model = load()
+    store_narrow(*(find_layers(model) or ()))
+    return _on_device(model)
+
+
+def _on_device(model: PreTrainedModel) -> PreTrainedModel:
+    model = model.to(current_device())
+    model.tie_weights()  # to move may make new parameters
+    return model
+
+
+def _base_policy(base: str) -> PreTrainedModel:
+    """A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved."""
     gguf = gguf_of(base)
     if gguf is None:
-        with current_device():
-            return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
+        return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.device("cpu"):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    with current_device():
-        model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
     model.load_state_dict(loaded.state_dict())
     return model
 
@@ -97,16 +120,16 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
-    model = model.to(current_device())
-    model.tie_weights()  # to move may make new parameters
-    return with_fused_layers(model)
+    return with_fused_layers(_on_device(model))
 
 
-def load_policy(folder: Path) -> PreTrainedModel:
-    """A causal language model in float32 from a `save_pretrained` folder."""
-    with current_device():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return with_fused_layers(model)
+def load_policy(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
+    """A causal language model in float32 from a `save_pretrained` folder.
+
+    is_frozen: as in `load_base_policy`.
+    """
+    load = partial(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32)
+    return with_fused_layers(_loaded(load, is_frozen))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -160,11 +183,14 @@ def _draw_heads(heads: nn.Linear, seed: int) -> None:
         )
 
 
-def load_scorer(folder: Path) -> PreTrainedModel:
-    """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
-    with current_device():
-        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    return with_fused_layers(model)
+def load_scorer(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
+    """A reward model, critic or Advantage Model from its `save_pretrained` folder.
+
+    is_frozen: as in `load_base_policy`.
+    """
+    kind = AutoModelForSequenceClassification
+    load = partial(kind.from_pretrained, folder, dtype=torch.float32)
+    return with_fused_layers(_loaded(load, is_frozen))
 
 
 def load_critic(folder: Path) -> PreTrainedModel:

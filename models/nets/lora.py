@@ -14,14 +14,23 @@ from transformers import PreTrainedModel
 
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.precision import NarrowLinear, store_narrow
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, seed: int) -> None:
+def add_adapters(
+    model: PreTrainedModel,
+    config: LoraConfig,
+    num_frozen: int,
+    seed: int,
+    *,
+    is_narrow: bool = False,
+) -> None:
     """Adapters in all layers but the lower `num_frozen`; all else but a scorer's heads is frozen.
 
     A language-model head is frozen with the rest, whether a policy's or lent to a scorer. Adapters
-    begin as nothing: B is 0, A is drawn from `seed`. Raises ValueError for a model whose layers
-    have no `nn.Linear`.
+    begin as nothing: B is 0, A is drawn from `seed`. is_narrow: W is stored narrow where frozen
+    models are; its sum with the adapter is a float32 one in the end. Raises ValueError for a model
+    whose layers have no `nn.Linear`.
     """
     from peft import LoraConfig as Lora  # loads in a second
     from peft import LoraModel
@@ -42,6 +51,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, se
     lora = Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names)
     with torch.device("cpu"):  # a GPU would draw others from the seed; peft moves them to it
         LoraModel(model, lora, "default")
+    if is_narrow:
+        store_narrow(*(model.get_submodule(f"{name}.base_layer") for name in names))
     for head in ("score", "prototypes"):
         if hasattr(model, head):
             getattr(model, head).requires_grad_(True)
@@ -55,9 +66,13 @@ def merge_adapters(model: PreTrainedModel) -> None:
 
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
-            module.merge()
+            base = module.get_base_layer()
+            if isinstance(base, NarrowLinear):
+                base.add(module.get_delta_weight("default"))
+            else:
+                module.merge()
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, module.get_base_layer())
+            setattr(model.get_submodule(parent), own, base)
     del model.peft_config
 
 

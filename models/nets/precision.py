@@ -5,6 +5,14 @@ narrow, from the input on that attention or a feed-forward part gets from its no
 attention itself is, too, which takes a CPU three times as long then. The residual stream, norms,
 heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in float32;
 products of float32 matrices, such as the heads', are TF32 on a GPU (ten bits of mantissa).
+
+On a GPU a frozen model's linear maps inside its layers are then stored narrow (`store_narrow`).
+Embeddings, norms and heads stay float32: scores and log-probabilities are to the bit those of
+float32 weights under narrow products, so that a policy begins at a divergence of 0 from a reference
+that is its start. Measured on a CPU with SmolLM2-135M on 138 tokens, against float32: log-
+probabilities differ by .017 nats a token on average; were all weights and the residual stream
+bfloat16 it would be .028, with the embeddings in bfloat16 and the stream in float32 .019. A score
+read by a random head differs by 1.4, 2.4 and 1.5 % of its standard deviation over tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +23,8 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from trimtab.models.config.training import Precision
 from trimtab.models.nets.device import current_device
@@ -46,6 +55,50 @@ def set_product_precision(precision: Precision) -> None:
 def has_narrow_products() -> bool:
     """Whether products are narrower than weights."""
     return _is_narrow
+
+
+def stores_narrow() -> bool:
+    """Whether weights that are not trained are stored narrow: on a GPU whose products are."""
+    return _is_narrow and _device() != "cpu"
+
+
+def store_narrow(*modules: nn.Module) -> None:
+    """Where `stores_narrow`, store every `nn.Linear` within modules that are frozen narrow."""
+    if not stores_narrow():
+        return
+    for module in (part for each in modules for part in each.modules()):
+        if type(module) is nn.Linear:
+            module.__class__ = NarrowLinear
+            module.weight.data = module.weight.data.to(torch.bfloat16)
+
+
+class NarrowLinear(nn.Linear):
+    """A linear map whose weight is stored in bfloat16; what it hands on is as of a float32 one.
+
+    wide: (out, in) float32, in the host's memory: what is saved in place of `weight`, if anything.
+    """
+
+    wide: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden (..., in) -> (..., out), bfloat16 in a trunk's pass, else of its own data type."""
+        dtype = self.weight.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        output = F.linear(hidden.to(dtype), self.weight, bias)
+        return output if torch.is_autocast_enabled(hidden.device.type) else output.to(hidden.dtype)
+
+    @torch.no_grad()
+    def add(self, change: Tensor) -> None:
+        """Add a float32 matrix to the weight: what is saved is their float32 sum."""
+        wide = self.weight.float() + change
+        self.wide, self.weight.data = wide.cpu(), wide.to(self.weight.dtype)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.wide is not None:
+            destination[f"{prefix}weight"] = self.wide
 
 
 def trunk_precision(trunk: nn.Module) -> AbstractContextManager[object]:

@@ -38,7 +38,8 @@ def prepare_training(
     freeze_lower_layers(model, config.trainable_layers)
     num_frozen = num_frozen_layers(model, config.trainable_layers)
     if config.lora is not None:
-        add_adapters(model, config.lora, num_frozen, seed)
+        # ZeRO has data types of its own.
+        add_adapters(model, config.lora, num_frozen, seed, is_narrow=config.zero is None)
     if dropout > 0:
         count_passes(model.base_model)
         for number, layer in enumerate(layers_of(model)[num_frozen:], start=num_frozen):

@@ -66,7 +66,8 @@ def tie_trunk(model: PreTrainedModel, other: PreTrainedModel, at_most: int) -> i
     """Let `other` use the modules of `model` for the lower layers that are equal in both.
 
     Returns their number, at most `at_most`; 0 where the embeddings already differ. Both then hold
-    those layers once in memory, and the output of one is known to be that of the other.
+    those layers once in memory, and the output of one is known to be that of the other. Where
+    `other` is stored narrow, equal means when rounded as it is, after which outputs are the same.
     """
     mine, theirs = find_layers(model), find_layers(other)
     if mine is None or theirs is None or at_most == 0:
@@ -139,5 +140,5 @@ def _holds(model: PreTrainedModel, owner: nn.Module, depth: int) -> bool:
 def _equal(mine: nn.Module, theirs: nn.Module) -> bool:
     ours, others = mine.state_dict(), theirs.state_dict()
     return ours.keys() == others.keys() and all(
-        torch.equal(value, others[name]) for name, value in ours.items()
+        torch.equal(value.to(others[name].dtype), others[name]) for name, value in ours.items()
     )

@@ -354,7 +354,7 @@ def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pa
 
 def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
-    policy = load_policy(folder / "model").eval()
+    policy = load_policy(folder / "model", is_frozen=True).eval()
 
     def of_pairs(batch: PackedBatch) -> tuple[Tensor]:
         logprobs, _, response_mask = response_logprobs(policy, batch)

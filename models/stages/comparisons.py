@@ -75,7 +75,7 @@ def _sample(
     found: dict[int, list[str]] = {}
     progress_of = config.num_responses * len(prompts)
     for number, folder in enumerate(policies):
-        policy, tokenizer = load_policy(folder), load_tokenizer(folder)
+        policy, tokenizer = load_policy(folder, is_frozen=True), load_tokenizer(folder)
         generator = torch.Generator().manual_seed(config.seed + number)
         own = [row for row, writer in enumerate(writers) if writer == number]
         with vllm_sampler(config, workdir):

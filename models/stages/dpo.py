@@ -63,7 +63,7 @@ def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, dep
     Frozen layers that it has in common with the policy are the policy's, whose output may be
     stored.
     """
-    reference = load_policy(folder / "model")
+    reference = load_policy(folder / "model", is_frozen=True)
     tie_trunk(policy, reference, depth)
     return logprob_rows(reference, pairs.rows)
 

@@ -85,7 +85,8 @@ def hidden_states(
         model = load_policy(inputs["policy"] / "model").eval()
     else:
         tokenizer = load_base_tokenizer(config.encoder)
-        model = with_fused_layers(load_base_policy(config.encoder)).eval()
+        model = load_base_policy(config.encoder, is_frozen=True)
+        model = with_fused_layers(model).eval()
     count = len(layers_of(model))
     depth = counts.layer_of_vectors(config.layer, count)
     if depth > count:

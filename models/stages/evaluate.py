@@ -50,7 +50,7 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         for row in read_rows(path)
     ]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model").eval()
+    policy = load_policy(inputs["policy"] / "model", is_frozen=True).eval()
     prompts = [row["prompt"] for row in rows]
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
@@ -106,7 +106,7 @@ def _measures(
     limit = context_length(policy.config) - len(instruction)
     rows = encode(tokenizer, [row["prompt"] for row in asked], answers, limit)
     rows = with_categories(rows, [row.get("category") for row in asked])
-    scorer = load_scorer(inputs["scorer"] / "model")
+    scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
     depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_trunk(policy, rows, depth)
     scores = score_rows(scorer, rows)
@@ -115,7 +115,7 @@ def _measures(
     heldout_scores = {}
     for name in sorted(inputs):
         if name.startswith("judge_"):
-            model = load_scorer(inputs[name] / "model")
+            model = load_scorer(inputs[name] / "model", is_frozen=True)
             tie_trunk(policy, model, depth)
             heldout_scores[name] = score_rows(model, rows)
             del model
@@ -130,7 +130,7 @@ def _measures(
     instructed = rows
     if instruction:
         instructed = [Candidates(row.prompt + instruction, row.responses) for row in rows]
-    reference = load_policy(inputs["reference"] / "model")
+    reference = load_policy(inputs["reference"] / "model", is_frozen=True)
     tie_trunk(policy, reference, depth)
     ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)

@@ -37,7 +37,7 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     whose labels, `given` and, where the preferences have truth.jsonl, `right`; the latter without
     the pairs that gold holds equal.
     """
-    model = load_scorer(inputs["scorer"] / "model").eval()
+    model = load_scorer(inputs["scorer"] / "model", is_frozen=True).eval()
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     limit = context_length(model.config)
     pairs = read_pairs(inputs["preferences"] / "test.jsonl", tokenizer, limit)

@@ -36,7 +36,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
         rows = random.Random(config.seed).sample(rows, count)
     prompts = [row["prompt"] for row in rows]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model")
+    policy = load_policy(inputs["policy"] / "model", is_frozen=True)
     with vllm_sampler(config, workdir):
         sampled = sample(
             policy,
@@ -47,7 +47,8 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
             progress=Progress(workdir),
         )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, rows, responses)
+    scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
+    scores = score_texts(scorer, tokenizer, rows, responses)
     distributed.leave()
     clusters = cluster_of(embed(prompts, config.encoder), config)
     ranked_by = rank_values(config, scores, sampled)

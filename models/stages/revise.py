@@ -83,7 +83,7 @@ def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch
         rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")
         with vllm_sampler(config, batch.workdir):
             answers = respond(
-                load_policy(inputs["policy"] / "model"),
+                load_policy(inputs["policy"] / "model", is_frozen=True),
                 load_tokenizer(inputs["policy"] / "model"),
                 [row["prompt"] for row in rows],
                 Sampling(config.policy_temperature, config.max_new_tokens),

@@ -35,7 +35,7 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
     drawn = random.Random(f"answers/{config.seed}").sample(rows, count)
     prompts = [row["prompt"] for row in drawn]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model")
+    policy = load_policy(inputs["policy"] / "model", is_frozen=True)
     with vllm_sampler(config, workdir):
         answers = respond_often(
             policy,
@@ -46,7 +46,8 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
             torch.Generator().manual_seed(config.seed),
             Progress(workdir),
         )
-    scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, drawn, answers)
+    scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
+    scores = score_answers(scorer, tokenizer, drawn, answers)
     distributed.leave()
     columns = zip(drawn, answers, scores.tolist(), strict=True)
     write_rows(

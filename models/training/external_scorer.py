@@ -26,8 +26,10 @@ from transformers import (
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.data.messages import dialogue_of
 from trimtab.models.nets.device import current_device
+from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.precision import store_narrow
 from trimtab.models.nets.scoring import response_scores
 from trimtab.models.training.batching import micro_batches
 from trimtab.models.training.progress import Progress
@@ -76,6 +78,7 @@ class ExternalScorer:
                 f"{name}: found no weights for {', '.join(missing[:5])}; allowed: a trained reward "
                 f"model with all weights of {type(model).__name__}"
             )
+        store_narrow(*(find_layers(model) or ()))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         return cls(with_fused_layers(model), tokenizer)
 

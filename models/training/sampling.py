@@ -153,7 +153,7 @@ def sample_answers(
     """
     prompts = [row["prompt"] for row in asked]
     tokenizer = load_tokenizer(policy_folder / "model")
-    policy = load_policy(policy_folder / "model")
+    policy = load_policy(policy_folder / "model", is_frozen=True)
     with vllm_sampler(config, workdir):
         answers = respond_often(
             policy,

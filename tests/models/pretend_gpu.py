@@ -30,6 +30,9 @@ NAME = "pretend"
 # Of these, the first two read from any device; the others take indices from the CPU.
 _MIXING = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_")
 
+# Of what autocast multiplies narrow, as on a real one, that which layers do.
+_NARROW = ("linear", "matmul", "mm", "bmm", "addmm", "scaled_dot_product_attention")
+
 _generators: list[torch.Generator] = []  # those of this device; computing, they are the CPU's
 
 
@@ -57,6 +60,15 @@ class PretendTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(op, args, kwargs or {})
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: PretendTensor) -> None:
+        Tensor.data.__set__(self, value)
+        self.inner = value.inner
 
     # What takes the values of a real one out copies them first.
     def untyped_storage(self) -> Any:
@@ -138,6 +150,21 @@ def _wrapped(leaf: Any) -> Any:
     return PretendTensor(leaf) if isinstance(leaf, Tensor) else leaf
 
 
+def _narrow(op: Any) -> Any:
+    """The operation as autocast has it: of operands cast from float32."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def cast(leaf: Any) -> Any:
+        is_wide = isinstance(leaf, Tensor) and leaf.dtype == torch.float32
+        return leaf.to(torch.get_autocast_dtype(NAME)) if is_wide else leaf
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+    return run
+
+
 def install() -> None:
     """Make the device known to torch; once a process."""
     _setup_privateuseone_for_python_backend(NAME)
@@ -168,7 +195,11 @@ def install() -> None:
     library.impl("empty_strided", made_by(aten.empty_strided.default), "PrivateUse1")
     library.impl("empty.memory_format", made_by(aten.empty.memory_format), "PrivateUse1")
     library.impl("_copy_from", copied, "PrivateUse1")
-    install.library = library  # it lasts as long as this object
+    for name in _NARROW:
+        library.impl(name, _narrow(getattr(aten, name).default), "AutocastPrivateUse1")
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    install.libraries = library, others  # they last as long as these objects
     _Mode().__enter__()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trimtab.models.config.training import precision_of, trainer_of
@@ -93,7 +94,9 @@ def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     if stage in _PLAIN_STAGES:
         return Work(examples=getattr(inputs.amounts, _PLAIN_STAGES[stage]))
     if stage in _MODEL_STAGES:
-        return _MODEL_STAGES[stage](_with_precision(config, inputs.has_gpus), inputs)
+        config = _with_precision(config, inputs.has_gpus)
+        is_narrow = inputs.has_gpus and precision_of(config) != "float32"
+        return _MODEL_STAGES[stage](config, replace(inputs, is_narrow=is_narrow))
     if SPECS[stage].device == "gpu":
         raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
     return Work(examples=0)

@@ -19,7 +19,7 @@ from trimtab.models.config.policy import (
     RestConfig,
 )
 from trimtab.models.config.training import SFTConfig
-from trimtab.models.estimates.memory import Memory
+from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
 from trimtab.models.estimates.stages.sampling import num_answered, num_revised, revision_tokens
 from trimtab.models.estimates.work import (
     Rows,
@@ -35,8 +35,9 @@ TOKENS_A_WORD = 2  # of an instruction, at most
 
 def sft(config: SFTConfig, inputs: StageInputs) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
+    weights = FLOAT_BYTES * inputs.shape.policy_parameters
     if not config.fine_tune:
-        return Work(examples=0, phases={"loading": Memory(frozen=inputs.policy_bytes)})
+        return Work(examples=0, phases={"loading": Memory(frozen=weights)})
     count, row = inputs.amounts.demonstrations, inputs.amounts.dialogue_tokens
     rows = Rows(count, row, logit_tokens=row)
     return supervised_work(inputs, config.train, inputs.shape.policy_parameters, rows)
@@ -56,7 +57,8 @@ def constitutional_sft(config: ConstitutionalSFTConfig, inputs: StageInputs) -> 
 def dpo(config: DPOConfig, inputs: StageInputs) -> Work:
     """Pairs pass under the reference once; then the policy alone learns from them."""
     work, pairs = cpl(config, inputs), _pairs(inputs)
-    likelihoods = scoring_memory(inputs, 2 * inputs.policy_bytes, pairs)
+    weights = FLOAT_BYTES * inputs.shape.policy_parameters + inputs.policy_bytes
+    likelihoods = scoring_memory(inputs, weights, pairs)
     return replace(
         work, forward_tokens=pairs.tokens, phases={**work.phases, "reference": likelihoods}
     )

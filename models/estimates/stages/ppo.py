@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
@@ -15,10 +15,12 @@ from trimtab.models.estimates.work import (
     StageInputs,
     Work,
     has_narrow_weights,
+    narrow_layers,
     sampling_memory,
     scoring_memory,
     trained_parameters,
     training_memory,
+    untrained_parameters,
     vllm_memory,
 )
 
@@ -93,6 +95,9 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
     What policy and critic do not train, reference and first scorer share where they are their
     starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
     """
+    if config.zero is not None and config.zero.stage == 3:
+        # Models that only run are narrow there as a whole, which `Memory.partitioned` counts.
+        inputs = replace(inputs, is_narrow=False)
     num_policy, num_critic = inputs.shape.policy_parameters, _critic_parameters(config, inputs)
     prompt, row = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
@@ -106,6 +111,14 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
     critic = training_memory(inputs, num_critic, config, own(Rows(batch, row)))
     others = inputs.policy_bytes + sum(inputs.scorer_bytes)
     stages = _loading_and_saving(config, policy[0], critic, others)
+    if narrow_layers(inputs, config):
+        # The critic is, before it has adapters; where lower layers are shared the policy is, too.
+        wide = [num_critic, num_policy][: 1 if config.trainable_layers is None else 2]
+        frozen = sum(untrained_parameters(inputs.shape, config, number) for number in wide)
+        kept = critic.frozen + (policy[0].frozen if len(wide) == 2 else 0)
+        loading = stages["loading"]
+        loading = replace(loading, frozen=loading.frozen + FLOAT_BYTES * frozen - kept)
+        stages["loading"] = loading
     at_least = counts.least_sampling_batches(config.ranks)
     sampling = sampling_memory(
         inputs, 0, planned.rollout, prompt, config.max_new_tokens, at_least=at_least
@@ -138,13 +151,27 @@ def _resident(config: PPOConfig, inputs: StageInputs, policy: Memory, critic: Me
     """What is there in every phase but loading and saving."""
     frozen = inputs.policy_bytes + sum(inputs.scorer_bytes) + policy.frozen + critic.frozen
     if config.zero is None or config.zero.stage < 3:
-        frozen -= policy.frozen if inputs.starts_as_reference else 0
-        frozen -= critic.frozen if config.critic_init == "scorer" else 0
+        if inputs.starts_as_reference:
+            frozen -= _in_common(config, inputs, inputs.shape.policy_parameters)
+        if config.critic_init == "scorer":
+            frozen -= _in_common(config, inputs, _critic_parameters(config, inputs))
     return Memory(
         weights=policy.weights + critic.weights,
         optimiser=policy.optimiser + critic.optimiser,
         frozen=frozen,
     )
+
+
+def _in_common(config: PPOConfig, inputs: StageInputs, num_parameters: int) -> int:
+    """Bytes that a frozen model does not hold, as the one that started as it has these weights."""
+    shape = inputs.shape
+    upper = shape.upper(config.trainable_layers).num_layers
+    shared, layers = untrained_parameters(shape, config, num_parameters), shape.num_layers
+    if config.lora is None:
+        layers -= upper
+    elif inputs.is_narrow and config.zero is not None:  # adapters are added to float32 weights
+        shared, layers = shared - upper * sum(map(prod, shape.layer_maps)), layers - upper
+    return inputs.frozen_bytes(shared, layers)
 
 
 def _loading_and_saving(

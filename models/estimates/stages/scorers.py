@@ -25,6 +25,7 @@ from trimtab.models.estimates.work import (
     Work,
     gradient_set,
     has_narrow_weights,
+    narrow_layers,
     sampling_memory,
     scoring_memory,
     supervised_memory,
@@ -35,7 +36,8 @@ from trimtab.models.estimates.work import (
 def trunk_cache(config: TrunkCacheConfig | EmbeddingsConfig, inputs: StageInputs) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
     pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
-    scoring = scoring_memory(inputs, inputs.policy_bytes, pairs)
+    weights = FLOAT_BYTES * inputs.shape.policy_parameters
+    scoring = scoring_memory(inputs, weights, pairs)
     return Work(
         examples=pairs.count,
         forward_tokens=pairs.tokens,
@@ -61,7 +63,7 @@ def external_reward_model(config: ExternalRewardModelConfig, inputs: StageInputs
         return Work(examples=inputs.amounts.pairs)
     own = replace(inputs, shape=shape)
     pairs = Rows(own.amounts.pairs, own.pair_tokens)
-    frozen = FLOAT_BYTES * shape.scorer_parameters(1)
+    frozen = own.frozen_bytes(shape.scorer_parameters(1), shape.num_layers)
     return Work(
         examples=pairs.count,
         forward_tokens=pairs.tokens,
@@ -276,7 +278,7 @@ def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> 
     count = counts.rows_of_rank(meta.count, train.ranks)
     tokens = counts.most_micro_batch_tokens(count, meta.length, train.micro_batch_tokens)
     repeated_keys = -(-tokens * meta.repeated_keys // meta.length)
-    kept = gradient_set(inputs.shape, train, tokens, repeated_keys)
+    kept = gradient_set(inputs, train, tokens, repeated_keys)
     if train.zero is not None and train.zero.stage > 1:
         # The gradient is taken, and under stage 3 copied, part by part. Masters stay as they are,
         # but for float32 parameters under stage 3, which are their own masters.
@@ -312,7 +314,8 @@ def _scorer(
     parameters = inputs.shape.scorer_parameters(num_heads)
     work = supervised_work(inputs, train, parameters + further, rows)
     scored = Rows(num_scored, inputs.pair_tokens)
-    scoring = scoring_memory(inputs, FLOAT_BYTES * parameters, scored)
+    weights = inputs.frozen_bytes(parameters, narrow_layers(inputs, train))
+    scoring = scoring_memory(inputs, weights, scored)
     return replace(work, forward_tokens=scored.tokens, phases={**work.phases, "scoring": scoring})
 
 

@@ -94,7 +94,7 @@ def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
 
 
 def _load(folder: Path, zero: ZeroConfig | None) -> ModelHandle:
-    return model_handle(load_scorer(folder / "model").eval(), zero)
+    return model_handle(load_scorer(folder / "model", is_frozen=True).eval(), zero)
 
 
 def _scores(scorer: ModelHandle, rows: Sequence[Candidates]) -> Tensor:

@@ -86,13 +86,13 @@ class PPORun:
         self.tokenizer = load_tokenizer(start)
         # With sharding, each model is sharded before the next is loaded.
         self.reference = model_handle(
-            load_policy(inputs["reference"] / "model").eval(), config.zero
+            load_policy(inputs["reference"] / "model", is_frozen=True).eval(), config.zero
         )
         self.scorers = Scorers.load(config, inputs, workdir)
         self.policy = load_policy(start).eval()
         self.depth = 0
         load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
-        if not self.is_sharded:
+        if not self.is_sharded and num_frozen_layers(self.policy, config.trainable_layers) > 0:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_prompts(inputs["data"], config.prompts)
