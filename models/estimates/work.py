@@ -174,7 +174,8 @@ def supervised_memory(
         loading = whole.loading(0, 1)
         if narrow_layers(inputs, train):  # which they become once adapters are added
             frozen = untrained_parameters(inputs.shape, train, num_parameters)
-            loading = replace(loading, frozen=FLOAT_BYTES * frozen)
+            narrow = PRODUCT_BYTES["bfloat16"] * prod(inputs.shape.layer_maps[0])  # of the first
+            loading = replace(loading, frozen=FLOAT_BYTES * frozen + narrow)
         return {"loading": loading, "training": whole}
     is_narrow = has_narrow_weights(train)
     return {

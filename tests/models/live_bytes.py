@@ -3,7 +3,8 @@
 What lives is the memory of all tensors of a rank's device: a storage counts from the first
 operation that makes or reads it until it is freed. What a kernel takes and gives back inside one
 operation does not count, nor the window in which ranks of one host add up, nor what ZeRO copies to
-the host in the end. The job's `limits` take the place of those in `trimtab.models.chunk_sizes`.
+the host in the end. A job `as_on_gpu` stores and attends narrow where products are, as a GPU does.
+The job's `limits` take the place of those in `trimtab.models.chunk_sizes`.
 Each rank writes live/<process id>.json into the work folder: the most bytes that lived in each
 phase.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -27,7 +29,7 @@ from torch.utils._pytree import tree_iter
 from trimtab.models import chunk_sizes
 from trimtab.models.training import entry
 
-_LOADERS = ("load_policy", "load_scorer", "new_scorer", "build_policy")
+_LOADERS = ("load_policy", "load_scorer", "load_critic", "new_scorer", "build_policy")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -154,12 +156,23 @@ def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
         )
 
 
+def _narrow_as_on_gpu() -> None:
+    """Let a CPU attend in bfloat16, and store what is not trained so, where products are."""
+    from trimtab.models.nets import attention, loading, precision, trunk
+
+    precision.stores_narrow = loading.stores_narrow = precision.has_narrow_products
+    attention.attention_dtype = trunk.attention_dtype = lambda _: torch.bfloat16
+
+
 def main(job_path: str) -> None:
     """Run the job as `trimtab.models.training.entry` does."""
     job = json.loads(Path(job_path).read_text())
     for name, value in job["limits"].items():
         setattr(chunk_sizes, name, value)
     tracker = LiveBytes()
+
+    if job["as_on_gpu"]:
+        _narrow_as_on_gpu()
 
     def begin() -> None:
         trainer = job["config"].get("train") or job["config"]

@@ -185,7 +185,8 @@ def _loading_and_saving(
     if zero is None:
         weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
         both = Memory(weights=weights, frozen=frozen)
-        return {"loading": both, "saving": both}
+        optimiser = policy.optimiser + critic.optimiser  # whose state is kept to the end
+        return {"loading": both, "saving": replace(both, optimiser=optimiser)}
     is_narrow = has_narrow_weights(config)
     held = _frozen_parts(config, others)
     prepared = policy.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Literal
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 from trimtab.models import chunk_sizes
 from trimtab.models.config.data import ComparisonsConfig
-from trimtab.models.config.policy import PPOConfig, RehearsalConfig
+from trimtab.models.config.policy import DPOConfig, PPOConfig, RehearsalConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
@@ -25,6 +26,8 @@ from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
 
 POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
+
+STARTS = {"starts_as_reference": True}
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
@@ -243,6 +246,42 @@ def test_auto_is_counted_as_bfloat16_on_gpus_and_as_float32_elsewhere() -> None:
             assert found == expected
         wide, narrow = (_work(stage, automatic, has_gpus=has_gpus) for has_gpus in (False, True))
         assert narrow.peak[1].activations != wide.peak[1].activations
+
+
+def test_on_gpus_what_is_not_trained_has_maps_of_two_bytes() -> None:
+    maps = SHAPE.num_layers * sum(map(prod, SHAPE.layer_maps))
+
+    def frozen(stage: str, config: Any, phase: str, **more: Any) -> tuple[int, int]:
+        found = (_work(stage, config, has_gpus=on, **more).phases[phase].frozen for on in (0, 1))
+        wide, narrow = found
+        return wide, wide - narrow
+
+    # Reference and scorer; a policy alone; a policy that is sampled beside the scorer in training.
+    assert frozen("ppo_max", _ppo(), "policy update", scorer_heads=(2,))[1] == 2 * 2 * maps
+    assert frozen("rehearsal", RehearsalConfig(), "sampling")[1] == 2 * maps
+    assert frozen("meta_rm", MetaRMConfig(), "sampling")[1] == 2 * maps
+    # What keeps float32 by its own setting, and the trained model beside a DPO reference.
+    assert frozen("ppo_max", _ppo(precision="float32"), "scoring", scorer_heads=(2,))[1] == 0
+    wide, less = frozen("dpo", DPOConfig(train=TRAIN), "reference")
+    assert (wide, less) == (2 * 4 * POLICY, 2 * maps)
+    # Under adapters, but not while they are added, nor under ZeRO; no copies for products then.
+    adapted = TRAIN.model_copy(update={"lora": LoraConfig(rank=2)})
+    config = SFTConfig(train=adapted)
+    assert frozen("sft", config, "training") == (4 * POLICY, 2 * maps)
+    assert frozen("sft", config, "loading")[1] == -2 * prod(SHAPE.layer_maps[0])  # a copy of one
+    parted = SFTConfig(train=adapted.model_copy(update={"zero": ZeroConfig(stage=2)}))
+    assert frozen("sft", parted, "training")[1] == 0
+    own, copied = (
+        _work("sft", each, has_gpus=True).phases["training"].activations
+        for each in (config, parted)
+    )
+    assert copied - own == 2 * maps
+    # A reference and a scorer that adapted models have in common with them are held once.
+    shared = frozen(
+        "ppo_max", _ppo(lora=LoraConfig(rank=8)), "scoring", scorer_heads=(2,), **STARTS
+    )
+    critic = TRUNK + 2 * HIDDEN
+    assert shared == (4 * (POLICY + critic), 2 * 2 * maps)
 
 
 def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:

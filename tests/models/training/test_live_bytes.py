@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from trimtab.infra.processes.launch import launch
 from trimtab.models import chunk_sizes
-from trimtab.models.config.training import ModelConfig, ZeroConfig
+from trimtab.models.config.training import LoraConfig, ModelConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.stages import work_of
@@ -98,8 +98,12 @@ NARROW = [("reward_model", 2), ("reward_model", 3), ("meta_rm", 2), ("meta_rm", 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "zero", "precision"),
-    [(*case, "float32") for case in WIDE] + [(*case, "bfloat16") for case in NARROW],
+    ("stage", "zero", "more"),
+    [(*case, {}) for case in WIDE]
+    + [(*case, {"precision": "bfloat16"}) for case in NARROW]
+    # Moments of the policy are there from its first update on, in the second step.
+    + [("ppo_max", None, {"precision": "bfloat16", "num_steps": 3})]
+    + [("sft", None, {"precision": "bfloat16", "lora": LoraConfig(rank=4)})],
 )
 def test_what_lives_in_each_phase_is_what_was_planned(
     tmp_path: Path,
@@ -108,14 +112,16 @@ def test_what_lives_in_each_phase_is_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
     zero: int | None,
-    precision: str,
+    more: dict[str, Any],
 ) -> None:
+    """With narrow products as on a GPU."""
     for name, value in LIMITS.items():
         monkeypatch.setattr(chunk_sizes, name, value)
-    config = _config(smoke_config, stage, material.model, zero, precision)
-    work = work_of(stage, config, material.stage_inputs)
+    config = _config(smoke_config, stage, material.model, zero, more)
+    work = work_of(stage, config, replace(material.stage_inputs, has_gpus=bool(more)))
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)
-    content.write_text(json.dumps({**json.loads(content.read_text()), "limits": LIMITS}))
+    told = {"limits": LIMITS, "as_on_gpu": bool(more)}
+    content.write_text(json.dumps({**json.loads(content.read_text()), **told}))
     launch(content, entry="tests.models.live_bytes")
     ranks = [json.loads(path.read_text()) for path in (tmp_path / "live").iterdir()]
     assert len(ranks) == 2
@@ -129,11 +135,10 @@ def test_what_lives_in_each_phase_is_what_was_planned(
 
 
 def _config(
-    smoke_config: Any, stage: str, model: ModelConfig, zero: int | None, precision: str
+    smoke_config: Any, stage: str, model: ModelConfig, zero: int | None, more: dict[str, Any]
 ) -> Any:
     """The stage's configuration for two ranks of few, short micro batches."""
-    ranks = {"num_ranks": 2, "zero": None if zero is None else ZeroConfig(stage=zero)}
-    ranks["precision"] = precision
+    ranks = {"num_ranks": 2, "zero": None if zero is None else ZeroConfig(stage=zero), **more}
     if stage == "ppo_max":
         return smoke_config.ppo.model_copy(update={**PPO, **ranks})
     config = {
