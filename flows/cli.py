@@ -546,7 +546,8 @@ def gpu_check(
 ) -> None:
     """Check a GPU: right numbers, speed, memory; and TRL beside it.
 
-    Part by part, in ten minutes. The exit status is 1 if a part failed, 3 if nothing failed in a rehearsal.
+    Part by part, in ten minutes. The exit status is 1 if a part failed, 3 if nothing failed in a
+    rehearsal.
     """
     from trimtab.flows.by_hand import check_gpu
 

@@ -262,6 +262,33 @@ def test_ppo_by_an_ensemble_with_minibatches_whitened(
 
 
 @pytest.mark.slow
+@pytest.mark.narrow
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_narrow_ppo_begins_at_its_reference(
+    tmp_path: Path,
+    smoke_config: Any,
+    few: Path,
+    policy: Path,
+    advantage_model: Path,
+    lora: LoraConfig | None,
+) -> None:
+    """Stored narrow on a GPU it is the policy to the bit, and so is its divergence of 0."""
+    changes = {"precision": "bfloat16", "num_steps": 2, "critic_pretrain_steps": 1, "lora": lora}
+    config = smoke_config.ppo.model_copy(update={**changes, "rehearsal_coef": 0.0})
+    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model}
+    path = job(tmp_path / "gpu", config, few, 1, "ppo_max", inputs, gpus=["0"])
+    launch(path, entry="tests.models.pretend_gpu")
+    first, *_ = read_metrics(tmp_path / "gpu/output/metrics.jsonl")
+    assert first["kl"] == 0.0
+    saved = load_file(tmp_path / "gpu/output/model/model.safetensors")
+    start = load_file(policy / "model/model.safetensors")
+    for name, value in start.items():
+        assert saved[name].dtype == torch.float32
+        moved = float((saved[name] - value).abs().max())
+        assert moved > 0 if lora is None or "_proj" in name else moved == 0, name
+
+
+@pytest.mark.slow
 def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
