@@ -31,7 +31,9 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.nets import attention, device
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates
+from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.scoring import CATEGORY_HEADS, response_logprobs
+from trimtab.models.nets.training import prepare_training
 from trimtab.models.stages import dpo
 from trimtab.models.stages.meta_rm import MetaAscent
 from trimtab.models.stages.ppo_max.update import ActorCritic
@@ -186,9 +188,22 @@ def _pass(model: Any, loss: LossFunction, data: TrainingRows) -> Callable[[], ob
     return run
 
 
-def _reward_model(count: int) -> Callable[[], object]:
+def _reward_model(count: int, dropout: float = 0.0) -> Callable[[], object]:
     model = _scorer()
+    prepare_training(model, TRAIN, 0, dropout)
+    model.train()
     return _pass(model, reward_loss(model), pair_batches_of(_pairs(count)).examples)
+
+
+def _reward_model_in_bfloat16() -> Callable[[], object]:
+    run = _reward_model(2)
+
+    def narrow() -> None:
+        set_product_precision("bfloat16")
+        run()
+        set_product_precision("float32")
+
+    return narrow
 
 
 def _reward_model_with_all_terms() -> Callable[[], object]:
@@ -272,9 +287,10 @@ def _ascent() -> Callable[[], object]:
     model = _scorer()
     config = MetaRMConfig(train=TRAIN, ascent_length=1.0, meta_batch=4)
     ascent = MetaAscent(config, model, _rows(4, 2))
+    learner = ReplicatedLearner(model, reward_loss(model), TRAIN, 0.0, None)
 
     def run() -> None:
-        with ascent(0):
+        with ascent(0, learner):
             pass
 
     return run
@@ -283,6 +299,8 @@ def _ascent() -> Callable[[], object]:
 STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "reward model, 2 pairs": lambda: _reward_model(2),
     "reward model, 40 pairs": lambda: _reward_model(40),
+    "reward model, dropout": lambda: _reward_model(2, dropout=0.1),
+    "reward model, bfloat16": _reward_model_in_bfloat16,
     "reward model, all terms": _reward_model_with_all_terms,
     "sft": _sft,
     "dpo": _dpo,

@@ -289,6 +289,29 @@ def test_narrow_ppo_begins_at_its_reference(
 
 
 @pytest.mark.slow
+@pytest.mark.narrow
+def test_ppo_in_bfloat16(
+    tmp_path: Path, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
+) -> None:
+    """What was sampled is passed again, so that the first update starts at a ratio of 1."""
+    changes = {"num_steps": 1, "critic_pretrain_steps": 0, "rehearsal_coef": 0.0}
+    changes |= {"precision": "bfloat16", "train_batch": NUM_ROWS, "rollout_batch": NUM_ROWS}
+    config = smoke_config.ppo.model_copy(update=changes)
+    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": few}
+    launch(
+        job(tmp_path, config, tmp_path, 1, "ppo_max", inputs, gpus=["0"]),
+        entry="tests.models.pretend_gpu",
+    )
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row["policy_approx_kl"] == 0.0 and row["policy_grad_norm"] > 0
+    before, after = (
+        load_file(folder / "model/model.safetensors") for folder in (policy, tmp_path / "output")
+    )
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+    assert {value.dtype for value in after.values()} == {torch.float32}
+
+
+@pytest.mark.slow
 def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
