@@ -7,7 +7,13 @@ from typing import Literal
 
 from trimtab.flows.config import RunConfig
 from trimtab.flows.errors import ConfigError, unknown_name
-from trimtab.flows.recipes.human import audit, hh_7b, hh_smollm2, ukp_smollm2
+from trimtab.flows.recipes.human import (
+    audit,
+    hh_7b,
+    hh_qwen_0_5b,
+    hh_smollm2,
+    ukp_smollm2,
+)
 from trimtab.flows.recipes.synthetic import constitutional, default, papers, rlaif, smoke
 from trimtab.models.estimates.machine import Machine
 
@@ -20,6 +26,7 @@ RecipeName = Literal[
     "audit",
     "hh-smollm2",
     "ukp-smollm2",
+    "hh-qwen-0.5b",
     "hh-7b",
 ]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -31,13 +38,18 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "audit": audit,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
+    "hh-qwen-0.5b": hh_qwen_0_5b,
     "hh-7b": hh_7b,
 }
 # The only flow of a recipe; without an entry it is for all of them.
 ONLY_FLOW = {"audit": "label-audit"}
 # The machine that a recipe is for, against which its plan is held where the command line names no
 # GPUs; without an entry it is the computer at hand.
-MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
+# Drivers show 22.5 of 24 GB where memory corrects its errors (L4, A10G).
+MACHINES = {
+    "hh-qwen-0.5b": Machine.of_gpus(1, 22.5),
+    "hh-7b": Machine.of_gpus(8, 80),
+}
 
 
 def recipe_named(name: str) -> RunConfig:

@@ -15,7 +15,12 @@ from trimtab.models.config.reward import (
     RelabelConfig,
     RewardModelConfig,
 )
-from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig, ZeroConfig
+from trimtab.models.config.training import (
+    ModelConfig,
+    SFTConfig,
+    TrainConfig,
+    ZeroConfig,
+)
 
 SENTENCE_MODELS = (EmbeddingModelConfig(), EmbeddingModelConfig(kind="nearest"))
 
@@ -204,6 +209,77 @@ def hh_7b() -> RunConfig:
     )
 
 
+def hh_qwen_0_5b() -> RunConfig:
+    """Anthropic's HH pairs with Qwen2.5-0.5B on one GPU of 24 GB, all layers; never run.
+
+    Rates are those of TRL's examples for Qwen2-0.5B, but for PPO's, those of its example for a
+    Pythia of 1 B and the papers' three times that for the critic; epochs and batches the papers'.
+    Moments of 8 bits leave room to keep the activations of four pairs of the greatest length.
+    """
+    scorer = TrainConfig(
+        learning_rate=1e-5,  # [TRL: reward_modeling.py]
+        batch_size=64,  # the papers' 128 of a quarter of their pairs
+        micro_batch_tokens=4104,
+        precision="bfloat16",
+        optimiser="adamw_8bit",
+    )
+    return _on_one_card(
+        "hh-qwen-0.5b",
+        "Qwen/Qwen2.5-0.5B",
+        scorer,
+        sft=2e-5,  # [TRL: sft.py]
+        dpo=5e-7,  # [TRL: dpo.py]
+        ppo=3e-6,  # [TRL: ppo_tldr.py]
+        members=5,
+        max_pairs=40_000,
+    )
+
+
+def _on_one_card(  # noqa: PLR0913 - what such recipes differ in
+    recipe: str,
+    base: str,
+    scorer: TrainConfig,
+    *,
+    sft: float,
+    dpo: float,
+    ppo: float,
+    members: int,
+    max_pairs: int,
+) -> RunConfig:
+    """HH with every stage on one GPU; `sft`, `dpo`, `ppo`: learning rates."""
+    reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
+    shown = scorer.model_copy(update={"learning_rate": sft, "num_epochs": 2})  # [PPO: 2 epochs]
+    policy = _ppo_of_the_papers(scorer).model_copy(
+        update={"policy_learning_rate": ppo, "critic_learning_rate": 3.3 * ppo}
+    )
+    return RunConfig(
+        recipe=recipe,
+        preferences=_all_of_hh().model_copy(update={"max_pairs": max_pairs}),
+        sft=SFTConfig(model=ModelConfig(base=base, max_length=513), train=shown),
+        ensemble=EnsembleConfig(size=members, member=RewardModelConfig(train=reward)),
+        embedding_models=SENTENCE_MODELS,
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
+        reward_model=RewardModelConfig(train=reward),
+        advantage_model=AdvantageModelConfig(train=scorer),
+        rehearsal=RehearsalConfig(max_new_tokens=128, max_prompts=2048),
+        ppo=policy,
+        **budget_matched_sections(
+            policy,
+            pairs=scorer.model_copy(update={"learning_rate": dpo}),
+            answers=shown.model_copy(update={"batch_size": policy.train_batch, "num_epochs": 5}),
+            num_responses=8,
+        ),
+        arms=("full",),
+        rounds=RoundsConfig(
+            meta_rm=MetaRMConfig(
+                train=scorer.model_copy(update={"batch_size": 16}),  # [META: batches 16]
+                max_new_tokens=128,
+            ),
+        ),
+        evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
+    )
+
+
 def _all_of_hh() -> PreferencesConfig:
     return PreferencesConfig(
         sources=tuple(f"Anthropic/hh-rlhf/{part}" for part in HH_PARTS),
@@ -229,7 +305,9 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         micro_batch_tokens=like.micro_batch_tokens,
         gradient_checkpointing=like.gradient_checkpointing,
         precision=like.precision,
+        lora=like.lora,
+        optimiser=like.optimiser,
         num_ranks=like.num_ranks,
-        zero=ZeroConfig(stage=3),
+        zero=None if like.zero is None else ZeroConfig(stage=3),
         scoring=ScorersConfig(safety_categories=("harmless",)),
     )

@@ -17,21 +17,16 @@ from typing import Any
 import pytest
 
 from tests.flows.command import from_store, trimtab
+from tests.flows.direct import submit_directly
 from trimtab.flows import study as flow
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import Run, SharedRun
+from trimtab.flows.run import SharedRun
 from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.fork_client import close_servers
-from trimtab.infra.settings import Settings
-from trimtab.infra.store.store import open_store
-from trimtab.infra.tracking.runs import Tracking
-from trimtab.models.specs import StageSpec
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 from trimtab.tasks import report_export
-from trimtab.tasks.cache_key import StageModules
-from trimtab.tasks.context import WEIGHTS
-from trimtab.tasks.execution import StageContext, StageResult, run_stage
+from trimtab.tasks.execution import StageContext, StageResult
 
 pytestmark = pytest.mark.slow
 # Nothing here depends on what the policies learn: few steps, and answers that are cut early.
@@ -40,34 +35,6 @@ SHORT = (
     *(f"{section}.max_new_tokens=6" for section in ("ppo", "rounds.meta_rm", "evaluate")),
 )
 HOW = ("--scale", "smoke", "--seeds", "0")
-
-
-class Done:
-    """What a task's future is once the stage has run."""
-
-    def __init__(self, found: StageResult) -> None:
-        self.found = found
-        self.state = self
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-    def is_completed(self) -> bool:
-        """A stage that fails raises at once."""
-        return True
-
-    def result(self) -> StageResult:
-        """The stage's artifact."""
-        return self.found
-
-
-def _refs(given: Any) -> Any:
-    """The artifacts that futures, or lists or dictionaries of them, stand for."""
-    if isinstance(given, dict):
-        return {name: _refs(each) for name, each in given.items()}
-    if isinstance(given, list):
-        return [_refs(each) for each in given]
-    return given.result().ref if isinstance(given, Done) else given.ref
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +47,7 @@ def fork_server() -> Iterator[str]:
 @pytest.fixture
 def direct(home: Path, fork_server: str, monkeypatch: pytest.MonkeyPatch) -> StageContext:
     """Stages of all runs are computed where they are submitted."""
-    settings = Settings.from_env({"TRIMTAB_HOME": str(home)})
-    modules = StageModules(preload=fork_server)
-    store = open_store(settings.store_url)
-    context = StageContext(settings, store, Tracking("", ""), modules=modules)
-
-    def submit(run: Run, spec: StageSpec, config: Any, **keywords: Any) -> Done:
-        given = {name: keywords[name] for name in spec.inputs if keywords.get(name) is not None}
-        inputs = spec.named({name: _refs(each) for name, each in given.items()})
-        spec.check(inputs)
-        without = () if spec.reads_weights else WEIGHTS
-        return Done(run_stage(context, spec.name, config, inputs, without=without))
-
-    monkeypatch.setattr(Run, "submit", submit)
+    context = submit_directly(home, fork_server, monkeypatch)
     monkeypatch.setattr(report_export, "base_context", lambda: context)
     return context
 
