@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from trimtab.flows.config import RunConfig, check_layers, sampled_by_vllm, sections_of
 from trimtab.flows.errors import ConfigError
-from trimtab.infra.processes.gpus import memory_of
+from trimtab.infra.processes.gpus import memory_of, name_of
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
-from trimtab.models.config.training import TrainerConfig
+from trimtab.models.config.training import ModelConfig, TrainerConfig
 from trimtab.models.data import (
     BadRow,
     Look,
@@ -44,7 +44,7 @@ from trimtab.models.data.problems import SOURCE_REASONS
 from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
 from trimtab.models.estimates.machine import GIB, Machine
-from trimtab.models.estimates.shapes import PlanError, shape_of
+from trimtab.models.estimates.shapes import ModelShape, PlanError, UntrainableError, shape_of
 from trimtab.models.judge.constitutions import (
     PACKAGED,
     ConstitutionError,
@@ -95,7 +95,9 @@ def check_installed(config: RunConfig, found: Findings) -> None:
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)
     if config.ensemble.cross_fitted is not None:
+        base = ModelConfig(base=config.ensemble.cross_fitted.base)
         _check_model("ensemble.cross_fitted.base", config.ensemble.cross_fitted.base, found)
+        _trained_shape("ensemble.cross_fitted.base", base, found)
     for model in config.ensemble.reward_models:
         _check_model("ensemble.reward_models", model, found)
         _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
@@ -325,11 +327,23 @@ def _check_reward_model(name: str, folder: Path, found: Findings) -> None:
         )
 
 
-def _check_layers(config: RunConfig, found: Findings) -> None:
+def _trained_shape(name: str, model: ModelConfig, found: Findings) -> ModelShape | None:
+    """The shape of a model that is to be trained; None of one that cannot be, or is not here."""
     try:
-        check_layers(config, shape_of(config.sft.model).num_layers)
+        return shape_of(model, name)
+    except UntrainableError as error:
+        found.mistakes.append(str(error))
     except PlanError:
-        return  # a model of which nothing is known here
+        pass
+    return None
+
+
+def _check_layers(config: RunConfig, found: Findings) -> None:
+    shape = _trained_shape("sft.model.base", config.sft.model, found)
+    if shape is None:
+        return
+    try:
+        check_layers(config, shape.num_layers)
     except ValueError as error:
         found.mistakes.append(str(error))
 
@@ -384,8 +398,7 @@ def refuse_too_large(plan: Plan, settings: Settings) -> None:
         host = this_host(settings) or f"{len(settings.gpus)} GPUs"
         raise ConfigError(
             f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
-            "prints the whole plan; hh-smollm2 is the recipe for human preferences with a small "
-            "model"
+            "prints the whole plan; docs/how-to/gpu.md says which recipe is for which card"
         )
 
 
@@ -394,4 +407,6 @@ def this_host(settings: Settings) -> Machine | None:
     if not settings.gpus:
         return Machine.this_computer(settings.max_parallel)
     memory = memory_of(settings.gpus)
-    return None if memory is None else Machine.of_gpus(len(settings.gpus), memory / GIB)
+    if memory is None:
+        return None
+    return Machine.of_gpus(len(settings.gpus), memory / GIB, name_of(settings.gpus))

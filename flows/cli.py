@@ -333,6 +333,7 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
     print_config: Annotated[
         bool, Option("--print-config", help="Print the configuration as JSON, and stop.")
     ] = False,
+    as_json: Annotated[bool, Option("--json", help="With --dry-run: the plan as JSON.")] = False,
     gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
     gpu_memory: Annotated[
         float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
@@ -344,6 +345,8 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
     settings = _start(is_written=not (dry_run or print_config))
     if dry_run and print_config:
         raise ConfigError("found --dry-run and --print-config; allowed: one of them")
+    if as_json and not dry_run:
+        raise ConfigError("found --json without --dry-run; allowed: together")
     if (gpus, gpu_memory) != (None, None) and (not dry_run or None in (gpus, gpu_memory)):
         raise ConfigError(
             f"found --gpus {gpus}, --gpu-memory {gpu_memory}, --dry-run {dry_run}; allowed: "
@@ -355,7 +358,7 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
         print(request.config.model_dump_json(indent=1))
     elif dry_run:
         machine = commands.machine_of_plan(recipe, gpus, gpu_memory, settings)
-        commands.print_plan(request, machine)
+        commands.print_plan(request, machine, as_json=as_json)
     else:
         commands.run_recipe(request, settings)
 

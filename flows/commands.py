@@ -427,7 +427,7 @@ def _loading() -> Iterator[None]:
         yield
 
 
-def print_plan(request: RunRequest, machine: Machine) -> None:
+def print_plan(request: RunRequest, machine: Machine, *, as_json: bool = False) -> None:
     """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
     found = check(request.config)
     if not found.mistakes:
@@ -436,13 +436,16 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
     # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.plan import make_plan
-    from trimtab.flows.plan_text import plan_text
+    from trimtab.flows.plan_text import plan_text, plan_values
 
     try:
         plan = make_plan(request.config, request.flow, machine, request.num_seeds)
-        print(plan_text(plan, [*found.missing, *found.notes]))
     except PlanError as error:
         raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(plan_values(plan), indent=1))
+    else:
+        print(plan_text(plan, [*found.missing, *found.notes]))
 
 
 def machine_of_plan(

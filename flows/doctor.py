@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from trimtab.flows.checks import check, uncounted_plan
+from trimtab.flows.checks import check, this_host, uncounted_plan
 from trimtab.flows.recipes import ONLY_FLOW, RECIPES
-from trimtab.infra.processes.gpus import memory_of, unused_gpus
+from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.store.s3 import S3Objects
@@ -82,14 +82,16 @@ def _machine(settings: Settings) -> Iterator[Line]:
         unseen = unused_gpus(os.environ)
         yield Line("note", "GPU", unseen or "none: trainers run on the CPU")
         return
-    memory = memory_of(settings.gpus)
+    host = this_host(settings)
     count = f"{len(settings.gpus)} ({', '.join(settings.gpus)})"
-    if memory is None:
+    if host is None:
         yield Line("missing", "GPU", f"{count}, whose memory nvidia-smi does not tell")
     elif (torch := _version("torch")) is not None and torch.endswith("+cpu"):
         yield Line("missing", "GPU", f"{count}, but torch {torch} is for CPUs only")
     else:
-        yield Line("ok", "GPU", f"{count} of at least {memory / GIB:.0f} GiB")
+        name = "" if host.gpu_name is None else f", {host.gpu_name}"
+        hours = "" if host.cards else "; its rate is not known here, so that plans have no hours"
+        yield Line("ok", "GPU", f"{count} of at least {host.memory / GIB:.0f} GiB{name}{hours}")
 
 
 def _bfloat16() -> str:

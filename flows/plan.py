@@ -18,9 +18,10 @@ from trimtab.flows import experiment
 from trimtab.flows.config import RunConfig
 from trimtab.flows.plan_layout import size
 from trimtab.flows.run import PlannedRun, PlannedStage, Run, stages_in
-from trimtab.models.config.training import TrainerConfig
+from trimtab.models.config.training import TrainerConfig, trainer_of
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
-from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Machine
+from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
+from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
@@ -53,6 +54,11 @@ class PlanRow:
     def name(self) -> str:
         """The roles as one text."""
         return ", ".join(self.roles)
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions of one run of the stage."""
+        return operations(trainer_of(self.stage.config), self.inputs, self.work)
 
     def sharded(self, zero_stage: int, num_ranks: int) -> Work | None:
         """The stage's work with `num_ranks` ranks under ZeRO; None if the stage cannot use them."""
@@ -89,20 +95,27 @@ class Plan:
     def costs(self) -> dict[str, list[float]]:
         """What the stages of all seeds cost, by the stage's name: seconds on some machine.
 
-        For shares of the whole, not for how long it takes: about two operations a weight and token
-        passed, six a weight trained, and what a stage takes however small it is. The last stage
-        writes the page.
+        For shares of the whole, not for how long it takes: its operations, and what a stage takes
+        however small it is. The last stage writes the page.
         """
         found = defaultdict[str, list[float]](list)
         for row in self.rows:
             size = row.inputs.shape.policy_parameters
-            passed = row.work.forward_tokens + SAMPLED_AS_PASSED * row.work.sampled_tokens
-            operations = 2 * size * passed + 6 * row.work.parameters * row.work.trained_tokens
-            cost = SECONDS_OF_A_STAGE + operations / OPERATIONS_A_SECOND
-            times = 1 if row.stage.stage in ONCE else self.num_seeds
-            found[row.stage.stage] += times * [cost]
+            more = 2 * size * (SAMPLED_AS_PASSED - 1) * row.work.sampled_tokens
+            cost = SECONDS_OF_A_STAGE + (row.operations + more) / OPERATIONS_A_SECOND
+            found[row.stage.stage] += self.times(row) * [cost]
         found["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
         return dict(found)
+
+    def times(self, row: PlanRow) -> int:
+        """How often a stage runs in all seeds."""
+        return 1 if row.stage.stage in ONCE else self.num_seeds
+
+    def gpu_hours(self, row: PlanRow, card: Card) -> Range:
+        """Hours of all of a stage's GPUs together, in all seeds, if they are such cards."""
+        trainer = trainer_of(row.stage.config)
+        seconds = gpu_seconds(trainer, row.inputs, row.work, card, rate_of(card))
+        return seconds.times(self.times(row) / 3600)
 
     def needed(self, row: PlanRow) -> int:
         """Bytes of a device that a stage takes at its peak: tensors and overhead."""

@@ -11,6 +11,12 @@ from trimtab.flows.run import PlannedStage
 from trimtab.models import chunk_sizes
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
+from trimtab.models.estimates.hours import (
+    SECONDS_A_LAYER,
+    SHARE_OF_BANDWIDTH,
+    Range,
+    rate_of,
+)
 from trimtab.models.estimates.memory import FLOAT_BYTES
 
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
@@ -21,6 +27,13 @@ MEMORY_HEADER = (
 DEVICE_ASSUMPTIONS = (
     "Where there are GPUs, each rank of a trainer takes one (num_ranks; auto counts as one rank). "
     "A rank holds whole models, or with ZeRO a part of them, as counted above."
+)
+HOURS_ASSUMPTION = (
+    "Training and passes at that rate of bfloat16 products; sampling between reading the weights "
+    f"for each token of a batch, at {SHARE_OF_BANDWIDTH:.0%} of the memory's rate, and "
+    f"{1000 * SECONDS_A_LAYER:.1f} ms a layer, as measured on an H200. Not counted: loading, "
+    "storing, what the CPU does, GPUs that wait; a local judge's tokens count as the policy's. "
+    "Tokens are upper bounds: rows that are half as long take half"
 )
 
 CATEGORY_ASSUMPTIONS = {
@@ -44,6 +57,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         f"as a policy, {shape.scorer_parameters(1):,} as a reward model or critic.",
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
+        *_gpu_time(plan),
         "Machine\n" + bullets(_machine(plan)),
         "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_largest_need(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
@@ -93,6 +107,85 @@ def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
     for row in rows:
         groups.setdefault((row.work.peak, row.work.parameters), []).append(row)
     return list(groups.values())
+
+
+def _gpu_time(plan: Plan) -> list[str]:
+    """A table of hours for each card that the machine may have; nothing without GPUs."""
+    cards = plan.machine.cards
+    if not cards:
+        return []
+    groups: dict[Any, list[PlanRow]] = {}
+    for row in plan.rows:
+        if row.operations:
+            groups.setdefault((row.stage.stage, row.operations), []).append(row)
+    lines = [
+        (
+            _names(rows),
+            *(shown_hours([plan.gpu_hours(row, card) for row in rows]) for card in cards),
+        )
+        for rows in groups.values()
+    ]
+    total = [shown_hours([plan.gpu_hours(row, card) for row in plan.rows]) for card in cards]
+    header = ("roles", *(card.name for card in cards))
+    sources = [f"{card.name}: {rate_of(card).source}" for card in cards]
+    return [
+        "GPU-hours of all seeds, estimated: of all GPUs together, while they compute.\n"
+        + table(header, [*lines, ("total", *total)], texts=(0,)),
+        "Where the hours are from\n" + bullets([*sources, HOURS_ASSUMPTION]),
+    ]
+
+
+def shown_hours(ranges: Iterable[Range]) -> str:
+    """The sum of ranges."""
+    found = sum(ranges, start=Range(0, 0))
+    return " to ".join(
+        f"{value:,.0f}" if value >= 10 else f"{value:.{1 if value >= 1 else 2}f}"
+        for value in (found.least, found.most)
+    )
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON has it: bytes, tokens, and hours as [least, most] by card."""
+    cards = plan.machine.cards
+
+    def hours(rows: Sequence[PlanRow]) -> dict[str, list[float]]:
+        found = {
+            card.name: sum((plan.gpu_hours(row, card) for row in rows), start=Range(0, 0))
+            for card in cards
+        }
+        return {name: [each.least, each.most] for name, each in found.items()}
+
+    return {
+        "recipe": plan.config.recipe,
+        "flow": plan.flow,
+        "seeds": plan.num_seeds,
+        "machine": {
+            "gpus": plan.machine.num_devices * plan.machine.has_gpus,
+            "bytes": plan.machine.memory,
+            "cards": {card.name: rate_of(card).source for card in cards},
+        },
+        "gpu_hours": hours(plan.rows),
+        "fits": plan.too_large() is None,
+        "stages": [
+            {
+                "roles": row.roles,
+                "stage": row.stage.stage,
+                "step": row.stage.step,
+                "ranks": row.work.num_ranks,
+                "examples": row.work.examples,
+                "optimiser_steps": row.work.optimiser_steps,
+                "sampled_tokens": row.work.sampled_tokens,
+                "forward_tokens": row.work.forward_tokens,
+                "trained_tokens": row.work.trained_tokens,
+                "trained_parameters": row.work.parameters,
+                "operations": row.operations,
+                "peak_phase": row.work.peak[0],
+                "peak_bytes": plan.needed(row) if row.work.phases else 0,
+                "gpu_hours": hours([row]),
+            }
+            for row in plan.rows
+        ],
+    }
 
 
 def _machine(plan: Plan) -> list[str]:

@@ -62,14 +62,28 @@ def memory_of(gpus: Sequence[str]) -> int | None:
 
     None if it cannot be read.
     """
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            [*command, "-i", ",".join(gpus)], capture_output=True, text=True, timeout=60, check=True
-        )
-        return min(int(line) for line in done.stdout.split()) * 2**20
+        return min(int(line) for line in _driver_says("memory.total", gpus)) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+def name_of(gpus: Sequence[str]) -> str | None:
+    """What these GPUs are called, as the driver's `nvidia-smi` says; None if not all the same."""
+    try:
+        names = set(_driver_says("name", gpus))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return names.pop() if len(names) == 1 else None
+
+
+def _driver_says(field: str, gpus: Sequence[str]) -> list[str]:
+    """A line for each of the GPUs."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(
+        [*command, "-i", ",".join(gpus)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -19,21 +20,65 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True)
+class Card:
+    """A GPU by its data sheet.
+
+    products: operations a second of dense bfloat16 products that add in float32. bandwidth: bytes a
+    second of its memory. gib: memory that the driver shows, in GiB.
+    """
+
+    name: str
+    products: float
+    bandwidth: float
+    gib: float
+
+
+# From NVIDIA's data sheets (with sparsity they say twice as much).
+CARDS = (
+    Card("L4", 121e12, 300e9, 22.5),
+    Card("A10G", 70e12, 600e9, 22.5),
+    Card("RTX 4090", 165e12, 1008e9, 24),
+    Card("A100 40GB", 312e12, 1555e9, 40),
+    Card("L40S", 362e12, 864e9, 45),
+    Card("A100 80GB", 312e12, 2039e9, 80),
+    Card("H100", 989e12, 3350e9, 79.6),
+    Card("H200", 989e12, 4800e9, 141),
+)
+# Sizes of a card within which it is the one that a plan names by its memory.
+SAME_MEMORY = 0.1
+
+
+@dataclass(frozen=True)
 class Machine:
     """Devices with memory of their own (bytes), each for `slots` trainer processes at once.
 
-    A computer without GPUs is one device whose processes share its memory.
+    A computer without GPUs is one device whose processes share its memory. gpu_name: as the driver
+    gives it; None where it is not known.
     """
 
     num_devices: int
     memory: int
     slots: int
     has_gpus: bool
+    gpu_name: str | None = None
 
     @classmethod
-    def of_gpus(cls, count: int, gib: float) -> Machine:
+    def of_gpus(cls, count: int, gib: float, name: str | None = None) -> Machine:
         """`count` GPUs of `gib` GiB, one process each."""
-        return cls(count, round(gib * GIB), 1, True)
+        return cls(count, round(gib * GIB), 1, True, name)
+
+    @property
+    def cards(self) -> list[Card]:
+        """The cards that its GPUs may be: of their name if it is known, and of their memory."""
+        if not self.has_gpus:
+            return []
+        name = None if self.gpu_name is None else set(re.split(r"[\s-]+", self.gpu_name))
+        return [
+            card
+            for card in CARDS
+            if abs(card.gib * GIB - self.memory) <= SAME_MEMORY * self.memory
+            and (name is None or not {*card.name.split()} - {"40GB", "80GB"} - name)
+        ]
 
     @classmethod
     def this_computer(cls, max_parallel: int) -> Machine:

@@ -17,7 +17,7 @@ from math import ceil
 
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import Optimiser, Precision
-from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.estimates.shapes import LayerShape, ModelShape
 
 FLOAT_BYTES = 4
 # `auto` is that of a CPU: `work_of` says what it is on a machine with GPUs.
@@ -158,38 +158,31 @@ def kept_activations(
 ) -> int:
     """Bytes that autograd keeps of the trunk for `tokens`.
 
-    Numbers a token and layer, h hidden, q and kv heads times head size, f feed-forward. In float32:
-    norms: each its input and a scale, 2 (h + 1);
-    attention: log-sum-exp, heads.
-    In the products' precision:
-    norms: their output, 2 h;
-    attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
-    float32);
-    feed-forward: gate, up, their product, 3 f;
-    dropout: by what the outputs of both are multiplied, 2 h.
-    Narrow products also keep a narrow copy of their weights, if these are not narrow themselves.
-    Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
-    floats wide).
-    Norms and feed-forward parts that `trimtab.models.nets.fused` does not know keep 2 h and f more.
-    `repeated_keys` tokens have further keys and values: a prompt's for every response but its
-    first, and that response's own.
+    Of each layer and beside the layers what the shape says, wide numbers in float32 and narrow ones
+    in the products' precision (a CPU attends in float32); with dropout also by what the outputs of
+    attention and feed-forward part are multiplied, 2 h. Narrow products keep a narrow copy of their
+    weights, if these are not narrow themselves. `repeated_keys` tokens have further keys and
+    values: a prompt's for every response but its first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
     hidden, product = shape.hidden_size, PRODUCT_BYTES[precision]
     is_narrow = product < FLOAT_BYTES
     keys = product * 2 * shape.num_kv_heads * shape.head_dim
-    layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
-    layer += product * hidden * (2 + 2 * has_dropout)
-    layer += product * (3 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size) + keys
-    whole = tokens * layer + repeated_keys * keys
+
     has_copies = is_narrow and not has_narrow_weights
-    whole += product * (shape.layer_parameters - 2 * hidden) * has_copies
-    once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)
+
+    def whole(layer: LayerShape) -> int:
+        narrow = layer.kept_narrow + 2 * hidden * has_dropout
+        copies = product * (layer.parameters - 2 * hidden) * has_copies
+        kept = FLOAT_BYTES * layer.kept_wide + product * narrow
+        return tokens * kept + repeated_keys * keys + copies
+
     if is_recomputed:
-        layers = FLOAT_BYTES * shape.num_layers * tokens * hidden + whole
+        inputs = FLOAT_BYTES * shape.num_layers * tokens * hidden
+        layers = inputs + max(map(whole, shape.layers))
     else:
-        layers = shape.num_layers * whole
-    return layers + tokens * once
+        layers = sum(map(whole, shape.layers))
+    return layers + FLOAT_BYTES * tokens * shape.kept_once
 
 
 def forward_set(shape: ModelShape, tokens: int) -> int:
@@ -198,7 +191,7 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
     The residual stream, its normalised form, attention's output and a sum, gate, its activation
     and up; the rotary cosines and sines, a token's id and its place (two floats wide each).
     """
-    layer = 4 * shape.hidden_size + 3 * shape.intermediate_size
+    layer = 4 * shape.hidden_size + shape.feed_forward_numbers
     return FLOAT_BYTES * tokens * (layer + 2 * shape.head_dim + 4)
 
 

@@ -1,146 +1,269 @@
 """Dimensions of a base model without loading it, and the parameters they come to.
 
-Sums, because a plan has to be quick: to build the model on torch's meta device takes three seconds.
-Tests hold them against the models that transformers builds.
+Those of the small Llama and of a few published models are sums, as every run plans them when it
+starts. Any other model is built on torch's meta device from its `config.json`, in a process of its
+own, which takes some three seconds (`trimtab.models.nets.counted`). Tests hold the sums against it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trimtab.models.config.training import ModelConfig
+from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.nets.small_llama import llama_fields
 from trimtab.models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
-
-# Architectures with exactly the weights counted below.
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class PlanError(ValueError):
     """A configuration whose cost cannot be told, and what to give instead."""
 
 
+class UntrainableError(PlanError):
+    """A base model that cannot be trained here, and why."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer of a decoder.
+
+    maps: inputs and outputs of its linear maps. parameters: all. active: numbers of the matrices
+    that a token passes, of experts those it is sent to. kept_wide, kept_narrow: numbers a token
+    that autograd keeps, in float32 and in the products' precision.
+    """
+
+    maps: tuple[tuple[int, int], ...]
+    parameters: int
+    active: int
+    kept_wide: int
+    kept_narrow: int
+
+
 @dataclass(frozen=True)
 class ModelShape:
-    """Dimensions of a decoder with grouped-query attention and a gated feed-forward layer.
+    """Dimensions of a decoder.
 
     context: the most tokens it takes. is_tied: the language-model head is the embedding.
-    layer_vectors: numbers of a layer's biases, and of norms of single heads.
+    embedding_parameters: of tokens and positions; head_parameters: of the language-model head, 0 if
+    tied; last_parameters: of the norm behind the layers. largest_parameter: numbers of the largest
+    matrix. kept_once: numbers a token that autograd keeps beside the layers.
     """
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     context: int
     is_tied: bool
-    layer_vectors: int = 0
+    embedding_parameters: int
+    last_parameters: int
+    head_parameters: int
+    largest_parameter: int
+    kept_once: int
+    layers: tuple[LayerShape, ...]
 
     @property
-    def layer_maps(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of a layer's linear maps: q, k, v, o; gate, up, down."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        query, key = (self.head_dim * heads for heads in (self.num_heads, self.num_kv_heads))
-        attention = ((hidden, query), (hidden, key), (hidden, key), (query, hidden))
-        return (*attention, (hidden, inner), (hidden, inner), (inner, hidden))
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    @property
+    def largest_layer(self) -> LayerShape:
+        """Of layers that differ the one with most parameters."""
+        return max(self.layers, key=lambda layer: layer.parameters)
 
     @property
     def layer_parameters(self) -> int:
-        """Of the linear maps, the two norms, and what else is a vector."""
-        maps = sum(inputs * outputs for inputs, outputs in self.layer_maps)
-        return maps + 2 * self.hidden_size + self.layer_vectors
+        """Of the largest layer."""
+        return self.largest_layer.parameters
 
     @property
-    def largest_parameter(self) -> int:
-        """Numbers of the largest matrix: the embedding, or one of a feed-forward layer."""
-        return self.hidden_size * max(self.vocab_size, self.intermediate_size)
+    def feed_forward_numbers(self) -> int:
+        """Numbers a token inside the feed-forward part: three times its width if it is gated.
+
+        Of what a layer keeps, all but the norms' output and attention's operands and outputs.
+        """
+        query, key = (self.head_dim * heads for heads in (self.num_heads, self.num_kv_heads))
+        return max(0, self.largest_layer.kept_narrow - 2 * self.hidden_size - 3 * query - 2 * key)
 
     @property
     def trunk_parameters(self) -> int:
         """Embedding, layers and last norm, without any head."""
-        layers = self.num_layers * self.layer_parameters
-        return self.vocab_size * self.hidden_size + layers + self.hidden_size
+        layers = sum(layer.parameters for layer in self.layers)
+        return self.embedding_parameters + layers + self.last_parameters
 
     @property
     def policy_parameters(self) -> int:
         """Trunk and language-model head; a tied head is the embedding and counts once."""
-        head = 0 if self.is_tied else self.vocab_size * self.hidden_size
-        return self.trunk_parameters + head
+        return self.trunk_parameters + self.head_parameters
 
     def frozen_parameters(self, trainable_layers: int | None) -> int:
         """Embedding and lower layers, where only the upper `trainable_layers` are trained."""
         if trainable_layers is None:
             return 0
-        lower = self.num_layers - trainable_layers
-        return self.vocab_size * self.hidden_size + lower * self.layer_parameters
+        lower = self.layers[: self.num_layers - trainable_layers]
+        return self.embedding_parameters + sum(layer.parameters for layer in lower)
 
     def adapter_parameters(self, rank: int) -> int:
         """Low-rank adapters of all linear maps: rank by inputs, and rank by outputs, of each."""
-        return self.num_layers * rank * sum(map(sum, self.layer_maps))
+        return rank * sum(sum(map(sum, layer.maps)) for layer in self.layers)
 
     def upper(self, trainable_layers: int | None) -> ModelShape:
         """The part a backward pass goes through: all of it, or the upper layers."""
-        return replace(self, num_layers=trainable_layers or self.num_layers)
+        return replace(self, layers=self.layers[-(trainable_layers or self.num_layers) :])
 
     def scorer_parameters(self, num_heads: int) -> int:
         """Trunk and bias-free scalar heads: one of a reward model or critic, two [AM]."""
         return self.trunk_parameters + num_heads * self.hidden_size
 
 
+def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    context: int,
+    is_tied: bool,
+    head_dim: int | None = None,
+    has_query_bias: bool = False,
+) -> ModelShape:
+    """A Llama, Mistral or Qwen2 (with `has_query_bias`: of queries, keys and values), by sums.
+
+    A layer's linear maps are q, k, v, o; gate, up, down. What autograd keeps of it, numbers a
+    token, h hidden, q and kv heads times head size, f feed-forward:
+    wide: of both norms the input and a scale, 2 (h + 1); attention's log-sum-exp, heads;
+    narrow: the norms' output, 2 h; query, keys, values, output row by row and whole, 3 q + 2 kv;
+    gate, up, their product, 3 f.
+    Then once the last norm's input and scale, the rotary cosines and sines, and the token's id (two
+    floats wide).
+    """
+    hidden, inner = hidden_size, intermediate_size
+    head_dim = head_dim or hidden // num_heads
+    query, key = (head_dim * heads for heads in (num_heads, num_kv_heads))
+    attention = ((hidden, query), (hidden, key), (hidden, key), (query, hidden))
+    maps = (*attention, (hidden, inner), (hidden, inner), (inner, hidden))
+    active = sum(inputs * outputs for inputs, outputs in maps)
+    layer = LayerShape(
+        maps=maps,
+        parameters=active + 2 * hidden + (query + 2 * key) * has_query_bias,
+        active=active,
+        kept_wide=2 * (hidden + 1) + num_heads,
+        kept_narrow=2 * hidden + 3 * query + 2 * key + 3 * inner,
+    )
+    return ModelShape(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        context=context,
+        is_tied=is_tied,
+        embedding_parameters=vocab_size * hidden,
+        last_parameters=hidden,
+        head_parameters=0 if is_tied else vocab_size * hidden,
+        largest_parameter=hidden * max(vocab_size, inner),
+        kept_once=hidden + 1 + 2 * head_dim + 2,
+        layers=num_layers * (layer,),
+    )
+
+
 # Base models by name, from the `config.json` that their authors publish, so that planning needs
 # neither a download nor the package.
 KNOWN_SHAPES = {
-    "mistralai/Mistral-7B-v0.1": ModelShape(
+    "mistralai/Mistral-7B-v0.1": gated_decoder(
         vocab_size=32000,
         hidden_size=4096,
         intermediate_size=14336,
         num_layers=32,
         num_heads=32,
         num_kv_heads=8,
-        head_dim=128,
         context=32768,
         is_tied=False,
     ),
-    "smollm2-135m-instruct": ModelShape(
+    "Qwen/Qwen2.5-0.5B": gated_decoder(
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        context=32768,
+        is_tied=True,
+        has_query_bias=True,
+    ),
+    "Qwen/Qwen2.5-1.5B": gated_decoder(
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_layers=28,
+        num_heads=12,
+        num_kv_heads=2,
+        context=131_072,
+        is_tied=True,
+        has_query_bias=True,
+    ),
+    "smollm2-135m-instruct": gated_decoder(
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
         num_layers=30,
         num_heads=9,
         num_kv_heads=3,
-        head_dim=64,
         context=8192,
         is_tied=True,
     ),
 }
 
 
-def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
+def shape_of(
+    config: ModelConfig, field: str = "sft.model.base", *, is_trained: bool = True
+) -> ModelShape:
     """The dimensions of the model that SFT starts from, or that another `field` names.
 
-    Raises PlanError for a base that is neither a folder with a `config.json` nor in KNOWN_SHAPES,
-    and for an architecture that is not in MODEL_TYPES.
+    is_trained: whether policy and scorers start from it; else it only runs. Raises UntrainableError
+    for one that cannot be trained, PlanError for one that is neither in KNOWN_SHAPES nor here.
     """
     if config.base is None:
-        return _shape_from(llama_fields(config, _world_vocabulary()))
-    path = Path(config.base).expanduser() / "config.json"
-    if path.is_file():
-        return _read_shape(path)
-    if config.base not in KNOWN_SHAPES:
+        return _small_llama(config)
+    path = _config_of(config.base)
+    if path is None:
+        if config.base in KNOWN_SHAPES:
+            return KNOWN_SHAPES[config.base]
         raise PlanError(
             f"{field} is {config.base!r}, whose size is not known here; allowed for a plan: "
-            f"a folder with config.json, or one of {', '.join(KNOWN_SHAPES)}. Nothing is "
-            "downloaded for a dry run: download the model and give its folder"
+            f"a folder with config.json, a model of the hub that was downloaded (hf download "
+            f"{config.base}), or one of {', '.join(KNOWN_SHAPES)}. Nothing is downloaded for a dry "
+            "run"
         )
-    return KNOWN_SHAPES[config.base]
+    shape, untrainable = _counted(path, path.stat().st_mtime_ns)
+    if untrainable is not None and (is_trained or shape is None):
+        raise UntrainableError(f"{field}: {path}: {untrainable}")
+    assert shape is not None
+    return shape
+
+
+def _small_llama(config: ModelConfig) -> ModelShape:
+    fields = llama_fields(config, _world_vocabulary())
+    return gated_decoder(
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["hidden_size"],
+        intermediate_size=fields["intermediate_size"],
+        num_layers=fields["num_hidden_layers"],
+        num_heads=fields["num_attention_heads"],
+        num_kv_heads=fields["num_key_value_heads"],
+        context=fields["max_position_embeddings"],
+        is_tied=fields["tie_word_embeddings"],
+    )
 
 
 @functools.cache
@@ -149,43 +272,36 @@ def _world_vocabulary() -> int:
     return len(SPECIAL_TOKENS) + len(vocabulary())
 
 
-def _read_shape(path: Path) -> ModelShape:
-    """The shape in a `config.json`."""
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-        if (found := values.get("model_type")) not in MODEL_TYPES:
-            raise PlanError(
-                f"{path}: found model_type {found!r}; allowed for a plan: {', '.join(MODEL_TYPES)}"
-            )
-        return _shape_from(values)
-    except (json.JSONDecodeError, KeyError) as error:
-        raise PlanError(
-            f"{path}: {type(error).__name__}: {error}; give the config.json that transformers "
-            "saves beside a model"
-        ) from error
+def _config_of(base: str) -> Path | None:
+    """The `config.json` of a folder, or of a hub id in the cache of downloads; None if not here."""
+    path = Path(base).expanduser() / "config.json"
+    if path.is_file():
+        return path
+    if base in KNOWN_SHAPES or not looks_like_hub_id(base):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(base, "config.json")
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _shape_from(values: Mapping[str, Any]) -> ModelShape:
-    """The shape by the names of a `config.json`; what is missing has transformers' default."""
-    kind, heads = values.get("model_type"), values["num_attention_heads"]
-    usual = 128 if kind == "qwen3" else values["hidden_size"] // heads
-    shape = ModelShape(
-        vocab_size=values["vocab_size"],
-        hidden_size=values["hidden_size"],
-        intermediate_size=values["intermediate_size"],
-        num_layers=values["num_hidden_layers"],
-        num_heads=heads,
-        num_kv_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or usual,
-        context=values["max_position_embeddings"],
-        is_tied=values.get("tie_word_embeddings", False),
+@functools.cache
+def _counted(path: Path, _changed: int) -> tuple[ModelShape | None, str | None]:
+    """The shape of a `config.json`, and why it cannot be trained; either may be None."""
+    command = [sys.executable, "-m", "trimtab.models.nets.counted", str(path)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise PlanError(f"{path}: its model cannot be built: {last or done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    shape = None if found["shape"] is None else shape_from(found["shape"])
+    return shape, found["untrainable"]
+
+
+def shape_from(fields: dict[str, Any]) -> ModelShape:
+    """The shape whose fields `trimtab.models.nets.counted` gives."""
+    layers = tuple(
+        LayerShape(**{**layer, "maps": tuple(map(tuple, layer["maps"]))})
+        for layer in fields["layers"]
     )
-    vectors = 2 * shape.head_dim if kind == "qwen3" else 0
-    outputs = [outputs for _, outputs in shape.layer_maps]
-    if kind == "qwen2":  # of queries, keys and values, always
-        vectors += sum(outputs[:3])
-    elif values.get("attention_bias"):
-        vectors += sum(outputs[:4])
-    if values.get("mlp_bias"):
-        vectors += sum(outputs[4:])
-    return replace(shape, layer_vectors=vectors)
+    return ModelShape(**{**fields, "layers": layers})

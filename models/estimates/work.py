@@ -94,7 +94,9 @@ class Work:
     examples: rows it takes in (pairs, dialogues, prompts). optimiser_steps: of the model that
     takes most. sampled_tokens: drawn one by one; forward_tokens: passed once without gradient,
     prompts of generation included; trained_tokens: passed forward and backward, a token counting
-    for each model it trains. parameters: trained. phases: memory of one rank by name.
+    for each model it trains. sampling_steps: tokens that batches of sampling draw one after
+    another, of all batches. passed_logits, trained_logits: of the tokens passed and trained those
+    whose log-probabilities are taken. parameters: trained. phases: memory of one rank by name.
     """
 
     examples: int
@@ -102,6 +104,9 @@ class Work:
     sampled_tokens: int = 0
     forward_tokens: int = 0
     trained_tokens: int = 0
+    sampling_steps: int = 0
+    passed_logits: int = 0
+    trained_logits: int = 0
     parameters: int = 0
     num_ranks: int = 1
     phases: Mapping[str, Memory] = field(default_factory=dict)
@@ -149,11 +154,13 @@ def supervised_work(
     """The supervised loop over rows, or over `parts` of so many of them, one after another."""
     parts = [rows.count] if parts is None else parts
     step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
+    trained_tokens = train.num_epochs * rows.passes * rows.tokens
     return Work(
         examples=rows.count,
         num_ranks=train.ranks,
         optimiser_steps=counts.optimiser_steps(train, parts),
-        trained_tokens=train.num_epochs * rows.passes * rows.tokens,
+        trained_tokens=trained_tokens,
+        trained_logits=trained_tokens * min(rows.logit_tokens, rows.length) // rows.length,
         parameters=trained_parameters(inputs.shape, train, num_parameters),
         phases=supervised_memory(inputs, train, num_parameters, step),
     )
@@ -207,14 +214,25 @@ def sampling_memory(
     if vllm is not None:
         return Memory(frozen=frozen + vllm_memory(vllm, inputs.shape, FLOAT_BYTES))
     shape, longest = inputs.shape, prompt + max_new_tokens
-    at_least = counts.least_sampling_batches(1) if at_least is None else at_least
-    sizes = counts.decoding_batch_sizes(num_prompts, longest, chunk_sizes.CACHE_TOKENS, at_least)
-    at_once = max(sizes, default=0)
+    at_once = max(_batch_sizes(num_prompts, longest, at_least), default=0)
     return Memory(
         frozen=frozen,
         activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
         cache=key_value_cache(shape, at_once * longest),
     )
+
+
+def sampling_steps(
+    num_prompts: int, prompt: int, max_new_tokens: int, *, at_least: int | None = None
+) -> int:
+    """Tokens that the batches of `sampling_memory` draw one after another."""
+    sizes = _batch_sizes(num_prompts, prompt + max_new_tokens, at_least)
+    return len(sizes) * max_new_tokens
+
+
+def _batch_sizes(num_prompts: int, longest: int, at_least: int | None) -> list[int]:
+    at_least = counts.least_sampling_batches(1) if at_least is None else at_least
+    return counts.decoding_batch_sizes(num_prompts, longest, chunk_sizes.CACHE_TOKENS, at_least)
 
 
 def vllm_memory(config: VllmConfig, shape: ModelShape, bytes_each: int) -> int:
@@ -273,7 +291,7 @@ def gradient_set(
         passed = 1 if config.gradient_checkpointing else narrow
         kept -= PRODUCT_BYTES["bfloat16"] * passed * sum(map(prod, upper.layer_maps))
     # Each linear map's input in the low rank.
-    maps = upper.num_layers * len(upper.layer_maps)
+    maps = sum(len(layer.maps) for layer in upper.layers)
     return kept + FLOAT_BYTES * tokens * maps * config.lora.rank
 
 

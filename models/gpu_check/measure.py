@@ -73,7 +73,7 @@ def row_work(shape: ModelShape, row: Candidates) -> float:
 
     Two a parameter and token forward and four backward, embeddings apart, and causal attention.
     """
-    weights = sum(inputs * outputs for inputs, outputs in shape.layer_maps)
+    weights = shape.largest_layer.active
     prompt = len(row.prompt)
     looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
     of_layer = row.num_tokens * 2 * weights + looks * 4 * shape.num_heads * shape.head_dim

@@ -127,6 +127,30 @@ def test_mistakes_are_said_before_work_begins(
     assert "fits" not in said.out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        (["run", RECIPE, "sft.model.base=./model", "preferences.categories=[]"], "sft.model.base"),
+        (
+            ["run", "audit", "--flow", "label-audit", 'ensemble.cross_fitted.base="./model"'],
+            "ensemble.cross_fitted.base",
+        ),
+    ],
+)
+def test_a_base_that_cannot_be_trained_is_refused_before_work_begins(
+    capsys: pytest.CaptureFixture[str], command: list[str], setting: str
+) -> None:
+    config = {"model_type": "granite", "hidden_size": 64, "num_hidden_layers": 2}
+    Path("model/config.json").write_text(json.dumps(config))
+    for more in ([], ["--dry-run"]):
+        assert main([*command, 'preferences.sources=["good.jsonl"]', *more]) == 2
+        assert " ".join(capsys.readouterr().err.split()).startswith(
+            f"trimtab: {setting}: model/config.json: found model_type 'granite', of which "
+            "transformers has no AutoModelForSequenceClassification; allowed: an architecture that"
+        )
+
+
 def test_what_is_not_installed_is_said_with_the_whole_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

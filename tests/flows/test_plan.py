@@ -33,7 +33,7 @@ ALONE = [
 
 
 def test_the_largest_recipe_fits_on_its_machine_with_room() -> None:
-    """Every stage at most 70 of 80 GiB, and those that train whole models at most half of it."""
+    """Every stage at most 70 of 80 GiB, and those that train one model at most 50."""
     plan = _plan("hh-7b", machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
     assert plan.too_large() is None
@@ -43,7 +43,7 @@ def test_the_largest_recipe_fits_on_its_machine_with_room() -> None:
         # The CUDA context and NCCL's buffers, 1.5 GiB each, beside what is counted.
         assert row.work.peak[1].total / GIB + 3 <= 70, row.name
         if "training" in row.work.phases:
-            assert row.work.phases["training"].total / GIB < 40, row.name
+            assert row.work.phases["training"].total / GIB < 50, row.name
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import nullcontext
@@ -47,6 +48,26 @@ def test_dry_run_prints_the_plan_and_runs_nothing(
     assert not (home / "work").exists()
 
 
+def test_hours_are_printed_for_each_card_of_that_memory(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = ["--gpus", "8", "--gpu-memory", "80"]
+    assert main(["run", "hh-7b", "--dry-run", *gpus]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\nroles +A100 80GB +H100\nsft +[\d.]+ to [\d.]+ +[\d.]+ to [\d.]+\n", text)
+    assert re.search(r"\ntotal +[\d,]+ to [\d,]+ +[\d,]+ to [\d,]+\n", text)
+    assert "H100: 15% to 45% of its data sheet's rate" in text
+    assert main(["run", "hh-7b", "--dry-run", "--json", *gpus]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    stages = [stage["gpu_hours"]["H100"] for stage in plan["stages"]]
+    assert plan["gpu_hours"]["H100"] == pytest.approx([sum(x) for x in zip(*stages, strict=True)])
+    least, most = plan["gpu_hours"]["H100"]
+    assert most == pytest.approx(3 * least, rel=0.05)  # of 15 and 45 %
+    assert plan["machine"]["gpus"] == 8
+    assert main(["run", "smoke", "--dry-run"]) == 0
+    assert "GPU-hours" not in capsys.readouterr().out  # of a computer without GPUs
+
+
 def test_the_configuration_is_printed_as_json(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +87,7 @@ def test_gpus_of_the_command_line_replace_the_recipe_s(
     ("arguments", "message"),
     [
         (["--gpus", "8"], "found --gpus 8, --gpu-memory None"),
+        (["--json"], "found --json without --dry-run"),
         (
             ["--gpus", "8", "--gpu-memory", "80"],
             "--dry-run False; allowed: --gpus and --gpu-memory together",
@@ -124,8 +146,11 @@ def test_a_plan_is_held_against_the_gpus_of_the_host(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(checks, "memory_of", lambda _: 24 * 2**30)
+    monkeypatch.setattr(checks, "name_of", lambda _: "NVIDIA GeForce RTX 4090")
     assert main(["run", "default", "--dry-run"]) == 0
-    assert "Compared with: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "Compared with: 2 GPUs of 24.0 GiB each" in text
+    assert re.search(r"\nroles +RTX 4090\n", text)
     monkeypatch.setattr(checks, "memory_of", lambda _: None)
     assert main(["run", "default", "--dry-run"]) == 2
     assert "give --gpus and --gpu-memory" in capsys.readouterr().err

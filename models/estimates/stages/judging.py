@@ -15,7 +15,14 @@ from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePr
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.memory import Memory
 from trimtab.models.estimates.shapes import shape_of
-from trimtab.models.estimates.work import Rows, StageInputs, Work, sampling_memory, scoring_memory
+from trimtab.models.estimates.work import (
+    Rows,
+    StageInputs,
+    Work,
+    sampling_memory,
+    sampling_steps,
+    scoring_memory,
+)
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.prompts import OPTIONS, Kind
 from trimtab.models.judge.rubrics import load_questions, load_rubric
@@ -59,7 +66,8 @@ def judge_work(
     """
     if judge.local_model is None:
         return Work(examples=shown.count)
-    theirs = replace(inputs, shape=shape_of(ModelConfig(base=judge.local_model), field))
+    model = ModelConfig(base=judge.local_model)
+    theirs = replace(inputs, shape=shape_of(model, field, is_trained=False))
     orders = counts.NUM_ORDERS if kind == "compare" else 1
     requests = shown.count * orders * judge.num_samples
     asked = shown.length + _instruction_tokens(judge, kind)
@@ -70,6 +78,7 @@ def judge_work(
         work = replace(
             work,
             sampled_tokens=requests * thoughts,
+            sampling_steps=judge_steps(requests, asked, thoughts),
             forward_tokens=requests * asked,
             phases={"thinking": judge_sampling_memory(theirs, requests, asked, thoughts)},
         )
@@ -87,17 +96,19 @@ def _with_verdicts(
     rows = Rows(requests, min(asked + verdict, theirs.shape.context), logit_tokens=verdict)
     at_once = replace(rows, count=counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE))
     passing = scoring_memory(theirs, theirs.policy_bytes, at_once)
-    forward, sampled = work.forward_tokens, work.sampled_tokens
+    forward, sampled, steps = work.forward_tokens, work.sampled_tokens, work.sampling_steps
     if judge.top_logprobs:
         forward += rows.tokens
     if verdict > 1 or not judge.top_logprobs:
         forward, sampled = forward + requests * asked, sampled + requests * verdict
+        steps += judge_steps(requests, asked, verdict)
         generating = judge_sampling_memory(theirs, requests, asked, verdict)
         passing = max(passing, generating, key=lambda phase: phase.total)
     return replace(
         work,
         forward_tokens=forward,
         sampled_tokens=sampled,
+        sampling_steps=steps,
         phases={**work.phases, "judging": passing},
     )
 
@@ -109,6 +120,15 @@ def judge_sampling_memory(
     at_once = counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE)
     prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
     return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
+
+
+def judge_steps(requests: int, asked: int, max_new_tokens: int) -> int:
+    """Tokens that a local model's batches draw one after another."""
+    whole, rest = divmod(requests, chunk_sizes.REQUESTS_AT_ONCE)
+    sizes = [(whole, chunk_sizes.REQUESTS_AT_ONCE), (1, rest)]
+    return sum(
+        times * sampling_steps(count, asked, max_new_tokens, at_least=1) for times, count in sizes
+    )
 
 
 def asked_tokens(judge: JudgeConfig, pairs: int, tokens: int) -> int:

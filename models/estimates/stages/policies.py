@@ -60,7 +60,10 @@ def dpo(config: DPOConfig, inputs: StageInputs) -> Work:
     weights = FLOAT_BYTES * inputs.shape.policy_parameters + inputs.policy_bytes
     likelihoods = scoring_memory(inputs, weights, pairs)
     return replace(
-        work, forward_tokens=pairs.tokens, phases={**work.phases, "reference": likelihoods}
+        work,
+        forward_tokens=pairs.tokens,
+        passed_logits=pairs.tokens,
+        phases={**work.phases, "reference": likelihoods},
     )
 
 
@@ -138,6 +141,7 @@ def _policy(
         work = replace(
             work,
             trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
+            trained_logits=work.trained_logits + work.optimiser_steps * drawn.tokens,
             phases={**work.phases, "training": training},
         )
     return work

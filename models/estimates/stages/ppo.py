@@ -17,6 +17,7 @@ from trimtab.models.estimates.work import (
     has_narrow_weights,
     narrow_layers,
     sampling_memory,
+    sampling_steps,
     scoring_memory,
     trained_parameters,
     training_memory,
@@ -34,8 +35,13 @@ def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
     prompt, row = inputs.prompt_and_row(config.max_new_tokens)
     planned = counts.ppo_counts(config, inputs.amounts.prompts_of(config.prompts))
     answers = Rows(planned.steps * planned.rollout, row)
-    learned = config.num_epochs * planned.rollout * (planned.steps + planned.policy_steps)
-    nll_tokens = sum(rows.tokens for rows in _nll_rows(config, inputs))
+    passes_learned = config.num_epochs * planned.rollout
+    learned = passes_learned * (planned.steps + planned.policy_steps)
+    nll = _nll_rows(config, inputs)
+    updates, response = planned.policy_updates(planned.steps), config.max_new_tokens + 1
+    nll_logits = sum(rows.count * rows.logit_tokens for rows in nll)
+    at_least = counts.least_sampling_batches(config.ranks)
+    steps = sampling_steps(planned.rollout, prompt, config.max_new_tokens, at_least=at_least)
     judging = Work(examples=answers.count)
     if config.scoring.judge is not None and not inputs.scorer_bytes:
         field = "ppo.scoring.judge.local_model"
@@ -48,8 +54,11 @@ def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
         num_ranks=config.ranks,
         optimiser_steps=planned.steps * planned.updates,
         sampled_tokens=answers.count * config.max_new_tokens + judging.sampled_tokens,
+        sampling_steps=planned.steps * steps + judging.sampling_steps,
+        passed_logits=(passes - 1 - len(inputs.scorer_bytes)) * answers.count * response,
         forward_tokens=answers.count * prompt + passes * answers.tokens + judging.forward_tokens,
-        trained_tokens=learned * row + planned.policy_updates(planned.steps) * nll_tokens,
+        trained_tokens=learned * row + updates * sum(rows.tokens for rows in nll),
+        trained_logits=passes_learned * planned.policy_steps * response + updates * nll_logits,
         parameters=sum(
             trained_parameters(inputs.shape, config, parameters)
             for parameters in (inputs.shape.policy_parameters, _critic_parameters(config, inputs))

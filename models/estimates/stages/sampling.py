@@ -10,8 +10,20 @@ from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleRe
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.shapes import shape_of
-from trimtab.models.estimates.stages.judging import judge_sampling_memory, judge_work, text_tokens
-from trimtab.models.estimates.work import Rows, StageInputs, Work, sampling_memory, scoring_memory
+from trimtab.models.estimates.stages.judging import (
+    judge_sampling_memory,
+    judge_steps,
+    judge_work,
+    text_tokens,
+)
+from trimtab.models.estimates.work import (
+    Rows,
+    StageInputs,
+    Work,
+    sampling_memory,
+    sampling_steps,
+    scoring_memory,
+)
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.rubrics import load_questions
 
@@ -61,6 +73,7 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     work = replace(
         work,
         forward_tokens=work.forward_tokens + passed,
+        passed_logits=2 * best.count * best.logit_tokens,
         phases={
             **work.phases,
             "scoring": scoring_memory(inputs, both, packed),
@@ -78,6 +91,7 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     return replace(
         work,
         sampled_tokens=work.sampled_tokens + asked.sampled_tokens,
+        sampling_steps=work.sampling_steps + asked.sampling_steps,
         forward_tokens=work.forward_tokens + asked.forward_tokens,
         phases={**work.phases, **judging},
     )
@@ -94,7 +108,8 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     judge = config.judge
     if judge.local_model is None:
         return work
-    shape = shape_of(ModelConfig(base=judge.local_model), "constitution.revise.judge.local_model")
+    field = "constitution.revise.judge.local_model"
+    shape = shape_of(ModelConfig(base=judge.local_model), field, is_trained=False)
     theirs = replace(inputs, shape=shape)
     questions = load_questions()
     told = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
@@ -109,6 +124,8 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     return replace(
         work,
         sampled_tokens=work.sampled_tokens + steps * (critique + config.max_revision_tokens),
+        sampling_steps=work.sampling_steps
+        + config.num_revisions * judge_steps(count, second, critique + config.max_revision_tokens),
         forward_tokens=work.forward_tokens + steps * (second + (first if config.critique else 0)),
         phases={**work.phases, "revising": revising},
     )
@@ -144,6 +161,7 @@ def _sampled(config: _Sampled, inputs: StageInputs, prompts: int, num_responses:
         examples=prompts,
         num_ranks=ranks,
         sampled_tokens=samples * max_new_tokens,
+        sampling_steps=sampling_steps(samples, prompt, max_new_tokens),
         forward_tokens=samples * prompt,
         phases={"sampling": phase},
     )

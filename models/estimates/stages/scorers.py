@@ -27,6 +27,7 @@ from trimtab.models.estimates.work import (
     has_narrow_weights,
     narrow_layers,
     sampling_memory,
+    sampling_steps,
     scoring_memory,
     supervised_memory,
     supervised_work,
@@ -51,14 +52,14 @@ def embeddings(config: EmbeddingsConfig, inputs: StageInputs) -> Work:
     if not config.is_language_model:
         return Work(examples=inputs.amounts.pairs)
     if config.encoder != POLICY:
-        inputs = replace(inputs, shape=shape_of(ModelConfig(base=config.encoder)))
+        inputs = replace(inputs, shape=shape_of(ModelConfig(base=config.encoder), is_trained=False))
     return trunk_cache(config, inputs)
 
 
 def external_reward_model(config: ExternalRewardModelConfig, inputs: StageInputs) -> Work:
     """One pass over all pairs of a model of its own; nothing is known of one that is not here."""
     try:
-        shape = shape_of(ModelConfig(base=config.model), "ensemble.reward_models")
+        shape = shape_of(ModelConfig(base=config.model), "ensemble.reward_models", is_trained=False)
     except PlanError:
         return Work(examples=inputs.amounts.pairs)
     own = replace(inputs, shape=shape)
@@ -173,6 +174,7 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     return replace(
         work,
         forward_tokens=work.forward_tokens + (1 + inputs.num_behaviours) * pairs.tokens,
+        passed_logits=(1 + inputs.num_behaviours) * pairs.tokens,
         phases={"likelihoods": scoring_memory(inputs, frozen, own), **work.phases},
     )
 
@@ -203,6 +205,9 @@ def _with_samples(
     return replace(
         work,
         sampled_tokens=(answers + num_later) * config.max_new_tokens,
+        sampling_steps=sum(
+            sampling_steps(count, prompt, config.max_new_tokens) for count in (answers, num_later)
+        ),
         forward_tokens=work.forward_tokens
         + (answers + num_later) * prompt
         + passes * samples.tokens
@@ -255,6 +260,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
+        sampling_steps=sampling_steps(answers, prompt, config.max_new_tokens),
         forward_tokens=base.forward_tokens + answers * prompt + 2 * asked * meta.length,
         trained_tokens=base.trained_tokens + base.optimiser_steps * meta.tokens,
         phases={

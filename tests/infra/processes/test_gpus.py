@@ -13,6 +13,7 @@ from trimtab.infra.processes.gpus import (
     gpus_of_host,
     hold_gpus,
     memory_of,
+    name_of,
     unused_gpus,
 )
 
@@ -103,11 +104,16 @@ def test_memory_is_that_of_the_smallest_and_unknown_without_the_driver_s_command
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = tmp_path / "nvidia-smi"
-    command.write_text('#!/bin/sh\n[ "$4" = 0,3 ] || exit 6\necho 81559\necho 24564\n')
+    lines = {"memory.total": "81559\\n24564", "name": "NVIDIA L4\\nNVIDIA L4"}
+    cases = "".join(f"--query-gpu={name}) printf '{said}\\n';; " for name, said in lines.items())
+    command.write_text(f'#!/bin/sh\n[ "$4" = 0,3 ] || exit 6\ncase $1 in {cases} esac\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert memory_of(("0", "3")) == 24564 * 2**20
+    assert name_of(("0", "3")) == "NVIDIA L4"
     assert memory_of(("MIG-7a/1/0",)) is None
+    assert name_of(("MIG-7a/1/0",)) is None
     command.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert memory_of(("0",)) is None
+    assert name_of(("0",)) is None

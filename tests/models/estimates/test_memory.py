@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from tests.models.estimates.conftest import kept_bytes
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.machine import GIB, Machine
@@ -21,7 +20,7 @@ from trimtab.models.estimates.memory import (
     trained,
     vocabulary_set,
 )
-from trimtab.models.estimates.shapes import KNOWN_SHAPES, ModelShape
+from trimtab.models.estimates.shapes import KNOWN_SHAPES, gated_decoder
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import hidden_states, response_logprobs
@@ -29,7 +28,7 @@ from trimtab.models.nets.training import prepare_training
 
 MISTRAL = KNOWN_SHAPES["mistralai/Mistral-7B-v0.1"]
 # Unequal everywhere, so that no two dimensions can be confused; grouped heads of their own size.
-SHAPE = ModelShape(
+SHAPE = gated_decoder(
     vocab_size=50,
     hidden_size=24,
     intermediate_size=80,
@@ -48,7 +47,7 @@ def model() -> PreTrainedModel:
         LlamaConfig(
             vocab_size=SHAPE.vocab_size,
             hidden_size=SHAPE.hidden_size,
-            intermediate_size=SHAPE.intermediate_size,
+            intermediate_size=80,
             num_hidden_layers=SHAPE.num_layers,
             num_attention_heads=SHAPE.num_heads,
             num_key_value_heads=SHAPE.num_kv_heads,
@@ -133,22 +132,6 @@ def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.loading(3, 2).total == 200 + 200 + (200 + 40) + 200 + 48
 
 
-def _kept(model: PreTrainedModel, function: Callable[[], Tensor]) -> int:
-    """Bytes of every distinct storage that autograd keeps, parameters apart."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer not in own:
-            kept[pointer] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        function()
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
 @pytest.mark.parametrize(
     ("num_rows", "prompt", "responses"), [(3, 10, [20]), (5, 30, [4]), (4, 20, [6, 9, 2])]
 )
@@ -156,7 +139,7 @@ def test_kept_activations_are_those_that_autograd_keeps(
     model: PreTrainedModel, num_rows: int, prompt: int, responses: list[int]
 ) -> None:
     row = Candidates([1] * prompt, tuple([2] * response for response in responses))
-    really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
+    really = kept_bytes(model, lambda: hidden_states(model, pack([row] * num_rows)))
     repeated = sum(prompt + response for response in responses[1:])
     expected = kept_activations(SHAPE, num_rows * row.num_tokens, num_rows * repeated)
     assert expected == pytest.approx(really, rel=2e-3)
@@ -176,7 +159,7 @@ def test_narrow_products_keep_narrow_numbers(
             f"trimtab.models.nets.{module}.attention_dtype", lambda _: torch.bfloat16
         )
     row = Candidates([1] * 20, tuple([2] * response for response in responses))
-    really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
+    really = kept_bytes(model, lambda: hidden_states(model, pack([row] * num_rows)))
     sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])
     assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=2e-3)
 
@@ -184,7 +167,7 @@ def test_narrow_products_keep_narrow_numbers(
 def test_dropout_keeps_what_it_multiplies_by(model: PreTrainedModel) -> None:
     prepare_training(model, TrainConfig(), 0, dropout=0.1)
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
-    really = _kept(model, lambda: hidden_states(model, batch))
+    really = kept_bytes(model, lambda: hidden_states(model, batch))
     assert kept_activations(SHAPE, 90, has_dropout=True) == pytest.approx(really, rel=2e-3)
 
 
@@ -222,8 +205,8 @@ def test_logits_by_hand() -> None:
 
 def test_of_the_logits_autograd_keeps_their_probabilities(model: PreTrainedModel) -> None:
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
-    trunk = _kept(model, lambda: hidden_states(model, batch))
-    really = _kept(model, lambda: response_logprobs(model, batch)[0]) - trunk
+    trunk = kept_bytes(model, lambda: hidden_states(model, batch))
+    really = kept_bytes(model, lambda: response_logprobs(model, batch)[0]) - trunk
     states = 60 * SHAPE.hidden_size * 4  # of the response tokens, for the head's gradient
     assert really == pytest.approx(vocabulary_set(SHAPE, 60) + states, rel=0.2)
 

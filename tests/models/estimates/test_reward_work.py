@@ -61,8 +61,8 @@ def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
     logits = tied.phases["training"].activations - plain.phases["training"].activations
     assert logits == FLOAT_BYTES * 100 * SHAPE.vocab_size
     assert tied.phases["scoring"] == plain.phases["scoring"]
-    inputs = StageInputs(replace(SHAPE, is_tied=False), AMOUNTS)
     head = SHAPE.vocab_size * HIDDEN
+    inputs = StageInputs(replace(SHAPE, is_tied=False, head_parameters=head), AMOUNTS)
     assert work_of("reward_model", imitating, inputs).parameters == plain.parameters + head
     # Adapters leave it alone, but it is there.
     adapted = TRAIN.model_copy(update={"lora": LoraConfig(rank=8)})

@@ -1,0 +1,116 @@
+"""How long a stage's work takes a GPU: a range, by its rate of products and of its memory.
+
+Training and passes take operations, of which a card does a share of its data sheet's rate.
+Sampling is bound by memory, which is read once for each token of a batch, or by starting the
+kernels of each layer. What a stage takes beside (loading, storing, the CPU's part) is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trimtab.models.config.training import TrainerConfig
+from trimtab.models.estimates.machine import Card
+from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.estimates.work import StageInputs, Work
+from trimtab.models.packages import ROOT
+
+# Shares of a data sheet's rate that training reaches. A reward model's update reached 24 % of the
+# measured rate, 19 % of the data sheet's, on one H200 and one H100 (performance.md, A GPU); the
+# larger share is what is aimed at.
+SHARES = (0.15, 0.45)
+# Seconds that a step of sampling takes a layer where starting kernels takes longest: 36 ms for the
+# 24 layers of Qwen2.5-0.5B, measured on an H200 (as above).
+SECONDS_A_LAYER = 0.036 / 24
+# Of a memory's rate that reading weights reaches; assumed.
+SHARE_OF_BANDWIDTH = 0.6
+# What `trimtab gpu-check` measured, by card.
+MEASURED = ROOT / "docs/explanation/gpu"
+RATE, SHARE = "products of bfloat16", "of the card's rate of products"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Least and most, of seconds or of a share."""
+
+    least: float
+    most: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.least + other.least, self.most + other.most)
+
+    def times(self, factor: float) -> Range:
+        """Both, so many times."""
+        return Range(self.least * factor, self.most * factor)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Operations a second that a card does, and where that is from."""
+
+    products: Range
+    source: str
+
+
+def operations(trainer: TrainerConfig | None, inputs: StageInputs, work: Work) -> float:
+    """Multiplications and additions of a stage.
+
+    Two a weight and token in a pass, four more where gradients of activations and weights are
+    taken (of frozen weights, and under adapters, two, below the trained layers none), two more
+    where layers are computed again. Attention to half of the longest row on average. Sampled
+    tokens and those whose log-probabilities are taken pass the language-model head.
+    """
+    shape = inputs.shape
+    head = 2 * shape.vocab_size * shape.hidden_size
+    passed = _pass(shape, inputs.pair_tokens)
+    found: float = (work.forward_tokens + work.sampled_tokens) * passed
+    found += head * (work.sampled_tokens + work.passed_logits)
+    if trainer is None or not work.trained_tokens:
+        return found
+    backward = 2 if trainer.lora is None else 1
+    upper = _pass(shape.upper(trainer.trainable_layers), inputs.pair_tokens)
+    found += work.trained_tokens * (passed + upper * (backward + trainer.gradient_checkpointing))
+    return found + 3 * head * work.trained_logits
+
+
+def _pass(shape: ModelShape, row: int) -> float:
+    """Operations of a token in all layers; attention: its query by half a row's keys and values."""
+    active = sum(layer.active for layer in shape.layers)
+    return 2 * active + 2 * row * shape.num_layers * shape.num_heads * shape.head_dim
+
+
+def gpu_seconds(
+    trainer: TrainerConfig | None, inputs: StageInputs, work: Work, card: Card, rate: Rate
+) -> Range:
+    """Seconds of all of a stage's GPUs together on such cards."""
+    needed = operations(trainer, inputs, work)
+    cache = max((phase.cache for phase in work.phases.values()), default=0)
+    reading = (inputs.policy_bytes + cache / 2) / (SHARE_OF_BANDWIDTH * card.bandwidth)
+    starting = max(reading, SECONDS_A_LAYER * inputs.shape.num_layers)
+    sampling = Range(reading, starting).times(work.sampling_steps)
+    return Range(needed / rate.products.most, needed / rate.products.least) + sampling
+
+
+def rate_of(card: Card, folder: Path = MEASURED) -> Rate:
+    """What a card reaches: as measured on one of its kind, else a range for all cards."""
+    for path in sorted(folder.glob("*.json"), reverse=True):  # the newest first
+        found = json.loads(path.read_text())
+        shares = [value["value"] / 100 for value in _values(found, SHARE)]
+        rates = [value["value"] * 1e12 for value in _values(found, RATE)]
+        if card.name.split()[0] in str(found["card"]) and shares and rates:
+            products = Range(min(shares) * rates[0], max(shares) * rates[0])
+            return Rate(products, f"docs/explanation/gpu/{path.name}")
+    least, most = SHARES
+    products = Range(least * card.products, most * card.products)
+    return Rate(products, f"{least:.0%} to {most:.0%} of its data sheet's rate")
+
+
+def _values(found: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    if found.get("is_rehearsal"):
+        return
+    for part in found["parts"]:
+        yield from (value for value in part.get("values", ()) if value["name"] == name)
