@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Of the largest layer."""
         return self.largest_layer.parameters
+
+    @property
+    def map_numbers(self) -> int:
+        """Numbers of a layer's linear maps; of layers that differ, where they are fewest."""
+        return min(sum(map(prod, layer.maps)) for layer in self.layers)
 
     @property
     def feed_forward_numbers(self) -> int:

@@ -83,7 +83,7 @@ class StageInputs:
 
     def frozen_bytes(self, num_parameters: int, num_layers: int) -> int:
         """Bytes of weights that are not trained, among them the linear maps of so many layers."""
-        narrow = num_layers * sum(map(prod, self.shape.layer_maps)) * self.is_narrow
+        narrow = num_layers * self.shape.map_numbers * self.is_narrow
         return FLOAT_BYTES * num_parameters - (FLOAT_BYTES - PRODUCT_BYTES["bfloat16"]) * narrow
 
 
@@ -181,7 +181,7 @@ def supervised_memory(
         loading = whole.loading(0, 1)
         if narrow_layers(inputs, train):  # which they become once adapters are added
             frozen = untrained_parameters(inputs.shape, train, num_parameters)
-            narrow = PRODUCT_BYTES["bfloat16"] * prod(inputs.shape.layer_maps[0])  # of the first
+            narrow = PRODUCT_BYTES["bfloat16"] * prod(inputs.shape.layers[0].maps[0])
             loading = replace(loading, frozen=FLOAT_BYTES * frozen + narrow)
         return {"loading": loading, "training": whole}
     is_narrow = has_narrow_weights(train)
@@ -289,7 +289,7 @@ def gradient_set(
         return kept
     if narrow := narrow_layers(inputs, config):  # no copy of weights is made
         passed = 1 if config.gradient_checkpointing else narrow
-        kept -= PRODUCT_BYTES["bfloat16"] * passed * sum(map(prod, upper.layer_maps))
+        kept -= PRODUCT_BYTES["bfloat16"] * passed * upper.map_numbers
     # Each linear map's input in the low rank.
     maps = sum(len(layer.maps) for layer in upper.layers)
     return kept + FLOAT_BYTES * tokens * maps * config.lora.rank

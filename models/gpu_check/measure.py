@@ -19,6 +19,7 @@ from trimtab.models.estimates.shapes import ModelShape
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs
 from trimtab.models.gpu_check.driver import Bench
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.packing import Candidates
 
 GIB = 2**30
@@ -35,7 +36,7 @@ GROUPS = {
 
 def synchronise() -> None:
     """Wait for all that the GPU was asked for."""
-    if torch.get_default_device().type == "cuda":
+    if current_device().type == "cuda":
         torch.cuda.synchronize()
 
 
@@ -82,7 +83,7 @@ def row_work(shape: ModelShape, row: Candidates) -> float:
 
 def product_rate(size: int, dtype: torch.dtype) -> float:
     """Floating-point operations a second of products of square matrices."""
-    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    left, right = (torch.randn(size, size, dtype=dtype, device=current_device()) for _ in range(2))
     seconds = timed(lambda: [left @ right for _ in range(10)], 1, 3)
     return 10 * 2 * size**3 / min(seconds)
 

@@ -56,9 +56,11 @@ from trimtab.models.gpu_check.stage_runs import (
     tensor_gib,
     visible_gpu,
 )
+from trimtab.models.nets.device import current_device
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.logits import NarrowProduct
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.training import prepare_training
@@ -66,7 +68,7 @@ from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
 from trimtab.models.training import distributed, entry
 from trimtab.models.training.batching import epoch_batches
 from trimtab.models.training.data import read_pairs
-from trimtab.models.training.learner import TrainingRows, accumulate, new_learner
+from trimtab.models.training.learner import TrainingRows, accumulate, built_ahead, new_learner
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.sampling import sample
 
@@ -87,7 +89,7 @@ def begin(bench: Bench, precision: str = "bfloat16") -> Scale:
     """Compute on the bench's device as a stage does, and multiply so; returns how large all is."""
     if bench.device == "cuda":
         distributed.use_gpu()
-    entry._make_deterministic(1)
+    entry._make_deterministic(1, bench.device == "cuda")
     set_product_precision("bfloat16" if precision == "bfloat16" else "float32")
     return scale_of(bench)
 
@@ -118,8 +120,8 @@ def card(bench: Bench) -> None:
     ):
         torch.set_float32_matmul_precision(matmul)
         bench.note(f"products of {name}", product_rate(scale.product, dtype) / 1e12, "TFLOP/s")
-    numbers = torch.zeros(scale.product, scale.product)
-    host = torch.zeros(numbers.shape, device="cpu", pin_memory=bench.device == "cuda")
+    numbers = torch.zeros(scale.product, scale.product, device=current_device())
+    host = torch.zeros(numbers.shape, pin_memory=bench.device == "cuda")
     for name, copy, times in (
         ("copy on the device", numbers.clone, 2),
         ("copy to the device", lambda: numbers.copy_(host, non_blocking=True), 1),
@@ -152,15 +154,15 @@ def reward_model(bench: Bench, large: bool = False) -> None:
     model = AutoModelForSequenceClassification.from_config(
         config_of({**fields, "num_labels": 1}), dtype=torch.float32
     )
-    model = with_fused_layers(model).to(torch.get_default_device()).train()
+    model = with_fused_layers(model.to(current_device())).train()
     rankings = pair_batches_of(pairs)
-    data = TrainingRows(rankings.rows, rankings.weight)
+    data = TrainingRows(rankings.rows, rankings.weight, arguments=rankings.compared)
     batch = list(range(scale.timed))
     prepare_training(model, train, 0)
-    learner = new_learner(model, reward_loss(model, rankings), train, state=None)
+    learner = new_learner(model, reward_loss(model), train, state=None)
 
     def step() -> None:
-        accumulate(learner, data, batch, lambda each: each, train.micro_batch_tokens)
+        accumulate(learner, built_ahead(learner, data, batch, train.micro_batch_tokens))
         learner.step(RATE)
 
     config_of_shape = bench.work / ("large" if large else "small")
@@ -384,9 +386,9 @@ def sampling(bench: Bench) -> None:
     """Tokens a second of responses that do not end: own loop, `generate`, `generate_batch`."""
     scale = begin(bench)
     folder = bench.work / "all" / "policy" / "model"
-    device, length = torch.get_default_device(), scale.response
+    device, length = current_device(), scale.response
     tokenizer: Any = SimpleNamespace(pad_token_id=0, eos_token_id=-1)
-    policy = load_policy(folder).eval()
+    policy = load_policy(folder, is_frozen=True).eval()
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
     generator = torch.Generator("cpu").manual_seed(0)
     asked = GenerationConfig(
@@ -459,15 +461,13 @@ def log_probs(bench: Bench) -> None:
         sys.path.insert(0, peers)
     count, vocabulary = scale.logits
     torch.manual_seed(0)
-    hidden = torch.randn(
-        count, scale.shape["hidden_size"], dtype=torch.bfloat16, requires_grad=True
-    )
-    head = torch.randn(vocabulary, scale.shape["hidden_size"], dtype=torch.bfloat16) / 8
-    head.requires_grad_()
-    tokens = torch.randint(0, vocabulary, (count,))
+    size: dict[str, Any] = {"dtype": torch.bfloat16, "device": current_device()}
+    hidden = torch.randn(count, scale.shape["hidden_size"], **size).requires_grad_()
+    head = (torch.randn(vocabulary, scale.shape["hidden_size"], **size) / 8).requires_grad_()
+    tokens = torch.randint(0, vocabulary, (count,), device=current_device())
 
     def own() -> torch.Tensor:
-        return token_logprobs(hidden @ head.T, tokens, 1.0)[0]
+        return token_logprobs(NarrowProduct.apply(hidden, head), tokens, 1.0)[0]
 
     def of_trl() -> torch.Tensor:
         from trl.kernels import ChunkedLogProbFunction

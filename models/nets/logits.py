@@ -50,15 +50,16 @@ class _Head(nn.Linear):
     def forward(self, hidden: Tensor, is_narrow: bool = False) -> Tensor:
         if not is_narrow:
             return super().forward(hidden)
-        logits: Tensor = _NarrowProduct.apply(hidden, self.weight)
+        logits: Tensor = NarrowProduct.apply(hidden, self.weight)
         return logits if self.bias is None else logits + self.bias
 
 
-class _NarrowProduct(torch.autograd.Function):
+class NarrowProduct(torch.autograd.Function):
     """hidden (n, H), weight (V, H) -> hidden weight^T (n, V), float32; and so both gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Both in bfloat16."""
         operands = hidden.bfloat16(), weight.bfloat16()
         ctx.save_for_backward(*operands)
         ctx.dtypes = hidden.dtype, weight.dtype
@@ -67,6 +68,7 @@ class _NarrowProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Of both, in the data types that they had."""
         hidden, weight = ctx.saved_tensors
         gradient = gradients[0].bfloat16()
         of_hidden, of_weight = None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil
 
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
@@ -179,7 +179,7 @@ def _in_common(config: PPOConfig, inputs: StageInputs, num_parameters: int) -> i
     if config.lora is None:
         layers -= upper
     elif inputs.is_narrow and config.zero is not None:  # adapters are added to float32 weights
-        shared, layers = shared - upper * sum(map(prod, shape.layer_maps)), layers - upper
+        shared, layers = shared - upper * shape.map_numbers, layers - upper
     return inputs.frozen_bytes(shared, layers)
 
 
