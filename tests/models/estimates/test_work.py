@@ -249,7 +249,7 @@ def test_auto_is_counted_as_bfloat16_on_gpus_and_as_float32_elsewhere() -> None:
 
 
 def test_on_gpus_what_is_not_trained_has_maps_of_two_bytes() -> None:
-    maps = SHAPE.num_layers * sum(map(prod, SHAPE.layer_maps))
+    maps = sum(prod(pair) for layer in SHAPE.layers for pair in layer.maps)
 
     def frozen(stage: str, config: Any, phase: str, **more: Any) -> tuple[int, int]:
         found = (_work(stage, config, has_gpus=on, **more).phases[phase].frozen for on in (0, 1))

@@ -33,7 +33,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_the_work_of_a_packed_pair_by_hand() -> None:
     """One layer: 4 h^2 + 3 h f weights, 2 a token forward, 4 backward; and pairs of tokens."""
     shape = shape_of(ModelConfig(hidden_size=8, num_layers=1, num_heads=2))
-    linear = 6 * 9 * (4 * 8 * 8 + 3 * 8 * shape.intermediate_size)
+    linear = 6 * 9 * (4 * 8 * 8 + 3 * 8 * shape.layers[0].maps[-1][0])
     looks = 4 * 4 / 2 + (4 * 2 + 2 * 2 / 2) + (4 * 3 + 3 * 3 / 2)
     row = Candidates([1] * 4, ([2] * 2, [3] * 3))
     assert row_work(shape, row) == linear + 3 * 4 * 8 * looks
