@@ -268,7 +268,7 @@ def test_on_gpus_what_is_not_trained_has_maps_of_two_bytes() -> None:
     adapted = TRAIN.model_copy(update={"lora": LoraConfig(rank=2)})
     config = SFTConfig(train=adapted)
     assert frozen("sft", config, "training") == (4 * POLICY, 2 * maps)
-    assert frozen("sft", config, "loading")[1] == -2 * prod(SHAPE.layer_maps[0])  # a copy of one
+    assert frozen("sft", config, "loading")[1] == -2 * prod(SHAPE.layers[0].maps[0])  # a copy of one
     parted = SFTConfig(train=adapted.model_copy(update={"zero": ZeroConfig(stage=2)}))
     assert frozen("sft", parted, "training")[1] == 0
     own, copied = (
