@@ -78,7 +78,7 @@ PPO_BEFORE = 12.4  # seconds a step of 64 prompts, on an H100 of 26 November 202
 # Modules' functions whose time is a phase of PPO; one inside another counts as the outer one's.
 PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
     "sample": ((rollout, "_sample_rows"),),
-    "log-probs, values": ((rollout, "map_micro_batches"),),
+    "log-probs, values": ((rollout, "map_rows"),),
     "score": ((scorers.Scorers, "score"),),
     "update": ((update.ActorCritic, "update"),),
     "save": ((trainer, "checkpoint_or_stop"), (trainer._RolloutLog, "append")),

@@ -83,6 +83,11 @@ def test_precision_is_set_where_a_stage_has_it() -> None:
         type(config).model_validate(changed)
 
 
+def test_what_phases_watch_is_there(tmp_path: Path) -> None:
+    wrapped, _ = speed._timed_phases(tmp_path / "phases.json")
+    assert len(wrapped) == sum(map(len, speed.PHASES.values()))
+
+
 def test_phases_count_what_is_inside_another_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
