@@ -258,10 +258,8 @@ class _StaticRows:
 
     def drop_finished(self) -> int:
         """Go on with the rest, at new addresses; returns how many they are."""
-        index = self.finished.logical_not().nonzero()[:, 0]
-        if len(index) == 0:
-            return 0
         self._keep()
+        index = self.finished.logical_not().nonzero()[:, 0]
         self.steps.select(index)
         self.rows, self.finished = self.rows[index], self.finished[index]
         self.draws, *own = (values[:, index] for values in (self.draws, *self.own))
