@@ -19,8 +19,6 @@ Three kernels compute it; the first is the reference of the others:
 from __future__ import annotations
 
 import inspect
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,11 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE, BlockMask
-from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
 
 from trimtab.models.nets.freezing import find_layers
+from trimtab.models.nets.fused import compiles_kernels
 from trimtab.models.nets.precision import attention_dtype, own_precision
 
 try:
@@ -197,13 +195,8 @@ def _has_flash(query: Tensor) -> bool:
 
 def _has_flex(query: Tensor) -> bool:
     """Whether FlexAttention is compiled for these queries: for few it would take longer."""
-    return (
-        query.is_cuda
-        and query.shape[2] >= FLEX_TOKENS
-        and query.shape[-1] >= 16
-        and has_triton()
-        and shutil.which(os.environ.get("CC", "gcc")) is not None
-    )
+    is_large = query.shape[2] >= FLEX_TOKENS and query.shape[-1] >= 16
+    return is_large and compiles_kernels(query.device)
 
 
 @dataclass(frozen=True)

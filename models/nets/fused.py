@@ -12,6 +12,8 @@ all architectures that it knows.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 from transformers.utils import is_liger_kernel_available
 
@@ -39,9 +42,15 @@ def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
     They become of another class: a module that held its own `forward` would refer to itself, and
     Python would free its weights long after the model is gone.
     """
-    if model.device.type == "cuda" and is_liger_kernel_available():
+    if compiles_kernels(model.device) and is_liger_kernel_available():
         return with_liger_layers(model)
     return with_own_layers(model)
+
+
+def compiles_kernels(device: torch.device) -> bool:
+    """Whether kernels in Triton run there: on CUDA, where there is a C compiler for their calls."""
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    return device.type == "cuda" and has_triton() and any(map(shutil.which, compilers))
 
 
 def with_own_layers(model: PreTrainedModel) -> PreTrainedModel:

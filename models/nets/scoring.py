@@ -128,7 +128,9 @@ def read_logprobs(
     For all responses, or for those of the tokens `chosen`.
     """
     source, ids, place, mask = batch.tokens if chosen is None else chosen
-    size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
+    # On CUDA the gradient does not take the logits' place.
+    num_logits = chunk_sizes.LOGITS_AT_ONCE // (2 if hidden.is_cuda else 1)
+    size = max(1, num_logits // model.config.vocab_size)
 
     def logprobs_of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs(logits_of(model, states), tokens, temperature)

@@ -4,14 +4,21 @@ The obvious way (`trimtab.models.functional.masked`: logprobs_of, entropy_of) go
 over a tensor as wide as the vocabulary and keeps several of them. This one takes a few rows at a
 time, as many as a core's cache holds or as keep a GPU busy, and leaves the probabilities in the
 logits' place: they are all that the gradient needs.
+
+On CUDA TRL's kernel does so in one launch each way, which reads logits once and writes nothing but
+their gradient, if it is installed (extra `liger`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trimtab.models.nets.fused import compiles_kernels
 
 NUMBERS_AT_ONCE = 2**17  # half a mebibyte: what is computed from it stays in a core's cache
 NUMBERS_ON_GPU = 2**25  # 128 MiB: a dozen launches for hundreds of rows, not for one
@@ -20,11 +27,24 @@ NUMBERS_ON_GPU = 2**25  # 128 MiB: a dozen launches for hundreds of rows, not fo
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log softmax(logits / temperature) of the tokens, and the distributions' entropies.
 
-    logits: (n, V), finite, nats; they are overwritten, and computed in float32 at least.
+    logits: (n, V), finite, nats; they may be overwritten, and are computed in float32 at least.
     tokens: (n,) long in [0, V). Returns (n,), (n,), nats; gradients pass through both.
     """
+    kernel = one_launch() if compiles_kernels(logits.device) else None
+    if kernel is not None:
+        return kernel(logits, tokens, temperature)
     logprobs, entropies = _TokenLogprobs.apply(logits, tokens, temperature)
     return logprobs, entropies
+
+
+@cache
+def one_launch() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] | None:
+    """`token_logprobs` by TRL's kernel in Triton, for at most float32; None without it."""
+    try:
+        from trl.kernels import selective_log_softmax_and_entropy as kernel  # from TRL 1.16 on
+    except ImportError:
+        return None
+    return kernel
 
 
 class _TokenLogprobs(torch.autograd.Function):

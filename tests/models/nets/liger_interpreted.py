@@ -1,4 +1,4 @@
-"""liger-kernel's layers on a CPU, by Triton's interpreter, against the models' own.
+"""Kernels of liger-kernel and TRL on a CPU, by Triton's interpreter, against what they replace.
 
     TRITON_INTERPRET=1 python -m tests.models.nets.liger_interpreted
 
@@ -28,6 +28,7 @@ from trimtab.models.nets.fused import (
 )
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.precision import set_product_precision
+from trimtab.models.nets.token_logprobs import one_launch, token_logprobs
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.nets.trunk import hidden_states
 
@@ -122,6 +123,28 @@ def check_functions() -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
 
+def check_logprobs() -> None:
+    """Logits up to 50 are held to 2^-19, and a sum of 3,000 exponentials, in blocks, to less."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (12 * torch.randn(7, 3000, generator=generator)).clamp(-50, 50)
+    logits[3, 5] = 50.0  # almost certain
+    tokens = torch.tensor([0, 2999, 7, 5, 5, 1024, 1])
+    weights = torch.randn(2, 7, generator=generator)
+    kernel = one_launch()
+    assert kernel is not None
+    for temperature in (1.0, 0.7):
+        found = []
+        for logprobs_of in (kernel, token_logprobs):
+            given = logits.clone().requires_grad_()
+            values = torch.stack(logprobs_of(given * 1, tokens, temperature))
+            (values * weights).sum().backward()
+            found.append((values.detach(), given.grad))
+        for one, other in zip(*found, strict=True):
+            bound = 8 * 2**-19 / temperature**2
+            torch.testing.assert_close(one, other, rtol=0, atol=bound)
+    print("logprobs: forward and backward")
+
+
 def check_training() -> None:
     """With adapters, recomputed layers and bfloat16 products: as far from float32 as without."""
     config = TrainConfig(lora=LoraConfig(rank=2), gradient_checkpointing=True)
@@ -166,5 +189,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     teach_interpreter()
     check_functions()
+    check_logprobs()
     check_training()
     check_models()

@@ -103,17 +103,29 @@ def test_numbers_that_are_not_float32_are_left_to_the_model(model: PreTrainedMod
 
 
 @pytest.mark.parametrize(
-    ("device", "is_installed", "expected"),
-    [("cuda", True, "liger"), ("cuda", False, "own"), ("cpu", True, "own"), ("meta", True, "own")],
+    ("device", "is_installed", "has_compiler", "expected"),
+    [
+        ("cuda", True, True, "liger"),
+        ("cuda", True, False, "own"),
+        ("cuda", False, True, "own"),
+        ("cpu", True, True, "own"),
+        ("meta", True, True, "own"),
+    ],
 )
 def test_the_kernels_of_liger_are_for_cuda(
-    monkeypatch: pytest.MonkeyPatch, device: str, is_installed: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    is_installed: bool,
+    has_compiler: bool,
+    expected: str,
 ) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     taken: list[str] = []
     for name in ("liger", "own"):
         monkeypatch.setattr(fused, f"with_{name}_layers", lambda _, name=name: taken.append(name))
     monkeypatch.setattr(fused, "is_liger_kernel_available", lambda: is_installed)
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    monkeypatch.setenv("CC", sys.executable if has_compiler else "no-compiler")
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device(device))
     with_fused_layers(model)
     assert taken == [expected]
@@ -131,6 +143,7 @@ def test_liger_kernels_layers_are_the_models_own() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "logprobs: " in done.stdout and "bfloat16: " in done.stdout
     assert re.findall(r"^(\w+): \S+ of the largest$", done.stdout, re.MULTILINE) == [
         "qwen3",
         "phi3",
