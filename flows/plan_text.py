@@ -343,7 +343,8 @@ def _assumptions(plan: Plan) -> list[str]:
             "and 3 with precision=bfloat16 weights take 2 bytes, but not their part under Adam. A "
             "model is loaded whole on each rank, a weight of 4 bytes, before it is partitioned, "
             "and a model of PPO is gathered whole to sample or to score. In the end the first GPU "
-            "has what was trained whole"
+            "has what was trained whole. While a checkpoint is written the host holds 12 bytes a "
+            "trained parameter, once for all ranks"
         )
     return lines
 

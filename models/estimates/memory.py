@@ -64,12 +64,13 @@ class Memory:
         optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
         of gradients, which DeepSpeed moves there too, are counted on the device all the same.
         is_narrow (stages 2 and 3): weights are bfloat16; the optimiser's copy, and the part of the
-        gradients, once, are float32. While a bucket is added up it is there narrow and wide, under
-        stage 3 cut into parts besides.
+        gradients, under stage 2 once even in a step, are float32. While a bucket is added up it is
+        there narrow and wide, under stage 3 cut into parts besides.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
         twice = 2 if zero_stage == 2 and not is_narrow else 1
+        copied = 0 if zero_stage == 2 and is_narrow else ceil(self.gradients / num_devices)
         width, number = (2, FLOAT_BYTES // 2) if is_narrow else (1, FLOAT_BYTES)
         live = number * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
         gathered = min(self.weights // width, live) if zero_stage == 3 else 0
@@ -81,7 +82,7 @@ class Memory:
             gradients=ceil(twice * self.gradients / share[2]) + bucket,
             weights=ceil(self.weights / width / share[3]),
             frozen=ceil(self.frozen / width / share[3]),
-            activations=max(self.activations, ceil(self.gradients / num_devices)),
+            activations=max(self.activations, copied),
         )
         if offload:
             found = found.offloaded(zero_stage)

@@ -26,9 +26,9 @@ def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits (n, V), nats, float32 at least, of last hidden states (n, H)."""
     head = model.get_output_embeddings()
     if has_narrow_products() and hidden.device.type != "cpu" and type(head) is nn.Linear:
-        head.__class__ = _Head
+        head.__class__ = Head
     # The module itself is called: under ZeRO 3 its weight is there only then.
-    logits: Tensor = head(hidden, is_narrow=True) if isinstance(head, _Head) else head(hidden)
+    logits: Tensor = head(hidden, is_narrow=True) if isinstance(head, Head) else head(hidden)
     scale, cap = _scale(model), getattr(model.config, "final_logit_softcapping", None)
     if scale != 1:
         logits = logits * scale
@@ -44,10 +44,11 @@ def _scale(model: PreTrainedModel) -> float:
     return scaling if config.model_type == "hyperclovax" else 1 / scaling
 
 
-class _Head(nn.Linear):
+class Head(nn.Linear):
     """A language-model head that multiplies narrow where it is asked to; decoding does not ask."""
 
     def forward(self, hidden: Tensor, is_narrow: bool = False) -> Tensor:
+        """hidden (n, H) -> logits (n, V)."""
         if not is_narrow:
             return super().forward(hidden)
         logits: Tensor = NarrowProduct.apply(hidden, self.weight)

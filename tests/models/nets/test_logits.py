@@ -53,7 +53,7 @@ def test_logprobs_are_those_of_the_models_own_logits(kind: str, changes: dict[st
 def narrow(monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
     """A model whose head multiplies as on a GPU."""
     model = _model("llama", hidden_size=64, vocab_size=500)
-    model.get_output_embeddings().__class__ = module._Head
+    model.get_output_embeddings().__class__ = module.Head
     return model
 
 
