@@ -10,7 +10,9 @@ from trimtab.flows.errors import ConfigError, unknown_name
 from trimtab.flows.recipes.human import (
     audit,
     hh_7b,
+    hh_7b_lora,
     hh_qwen_0_5b,
+    hh_qwen_1_5b_lora,
     hh_smollm2,
     ukp_smollm2,
 )
@@ -27,6 +29,8 @@ RecipeName = Literal[
     "hh-smollm2",
     "ukp-smollm2",
     "hh-qwen-0.5b",
+    "hh-qwen-1.5b-lora",
+    "hh-7b-lora",
     "hh-7b",
 ]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -39,6 +43,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
     "hh-qwen-0.5b": hh_qwen_0_5b,
+    "hh-qwen-1.5b-lora": hh_qwen_1_5b_lora,
+    "hh-7b-lora": hh_7b_lora,
     "hh-7b": hh_7b,
 }
 # The only flow of a recipe; without an entry it is for all of them.
@@ -48,6 +54,8 @@ ONLY_FLOW = {"audit": "label-audit"}
 # Drivers show 22.5 of 24 GB where memory corrects its errors (L4, A10G).
 MACHINES = {
     "hh-qwen-0.5b": Machine.of_gpus(1, 22.5),
+    "hh-qwen-1.5b-lora": Machine.of_gpus(1, 22.5),
+    "hh-7b-lora": Machine.of_gpus(1, 80),
     "hh-7b": Machine.of_gpus(8, 80),
 }
 

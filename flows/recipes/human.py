@@ -16,6 +16,7 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
 )
 from trimtab.models.config.training import (
+    LoraConfig,
     ModelConfig,
     SFTConfig,
     TrainConfig,
@@ -230,6 +231,58 @@ def hh_qwen_0_5b() -> RunConfig:
         sft=2e-5,  # [TRL: sft.py]
         dpo=5e-7,  # [TRL: dpo.py]
         ppo=3e-6,  # [TRL: ppo_tldr.py]
+        members=5,
+        max_pairs=40_000,
+    )
+
+
+def hh_qwen_1_5b_lora() -> RunConfig:
+    """Anthropic's HH pairs with Qwen2.5-1.5B on one GPU of 24 GB, by adapters; never run.
+
+    As `hh_qwen_0_5b`, but for rates ten times its own, as TRL's examples have them with LoRA.
+    Layers are computed again: their activations would take what the models' weights leave.
+    """
+    scorer = TrainConfig(
+        learning_rate=1e-4,  # [TRL: reward_modeling.py with LoRA]
+        batch_size=64,
+        micro_batch_tokens=2052,
+        gradient_checkpointing=True,
+        precision="bfloat16",
+        lora=LoraConfig(),
+    )
+    return _on_one_card(
+        "hh-qwen-1.5b-lora",
+        "Qwen/Qwen2.5-1.5B",
+        scorer,
+        sft=2e-4,  # [TRL: sft.py with LoRA]
+        dpo=5e-6,  # [TRL: dpo.py with LoRA]
+        ppo=3e-5,
+        members=5,
+        max_pairs=40_000,
+    )
+
+
+def hh_7b_lora() -> RunConfig:
+    """Anthropic's HH pairs with Mistral-7B on one GPU of 80 GB, by adapters; never run.
+
+    As `hh_7b`, but for rates ten times the papers', which is about what adapters take in place of
+    all weights (Schulman et al. 2025, LoRA Without Regret), five members, and 40,000 pairs.
+    """
+    scorer = TrainConfig(
+        learning_rate=5e-5,
+        batch_size=64,
+        micro_batch_tokens=2052,
+        gradient_checkpointing=True,
+        precision="bfloat16",
+        lora=LoraConfig(),
+    )
+    return _on_one_card(
+        "hh-7b-lora",
+        "mistralai/Mistral-7B-v0.1",
+        scorer,
+        sft=9.5e-5,
+        dpo=1e-5,
+        ppo=5e-6,
         members=5,
         max_pairs=40_000,
     )

@@ -33,6 +33,8 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/gpu.md"
 # By recipe the model_type of its base, whose weights a tiny model of the same kind has here.
 KINDS = {
     "hh-qwen-0.5b": "qwen2",
+    "hh-qwen-1.5b-lora": "qwen2",
+    "hh-7b-lora": "mistral",
     "hh-7b": "mistral",
 }
 SWITCHES = ("lora", "gradient_checkpointing", "zero", "optimiser", "precision", "trainable_layers")
