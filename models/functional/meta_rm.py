@@ -34,7 +34,9 @@ def difference_objective(scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             f"difference_objective: scores must be (B, k) with k >= 2, found {tuple(scores.shape)}"
         )
     first, second = torch.triu_indices(num_responses, num_responses, offset=1, device=scores.device)
-    separation = torch.sigmoid((scores[:, first] - scores[:, second]).abs())
+    separation = torch.sigmoid(
+        (scores.index_select(1, first) - scores.index_select(1, second)).abs()
+    )
     objective = (2 / num_responses**2) * separation.sum(1).mean()
     floor = (num_responses - 1) / (2 * num_responses)
     return objective, {

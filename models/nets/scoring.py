@@ -56,10 +56,10 @@ def read_rewards(
     model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
 ) -> tuple[Tensor, Tensor | None]:
     """As `reward_heads`, from the last hidden states (N, H)."""
-    at_response = model.score(hidden[batch.response_end])
+    at_response = model.score(hidden.index_select(0, batch.response_end))
     if model.config.num_labels == 1:
         return at_response[:, 0], None
-    at_prompt = model.score(hidden[batch.prompt_end])
+    at_prompt = model.score(hidden.index_select(0, batch.prompt_end))
     count = len(category_heads(model))
     expected = at_prompt[:, expected_column(model)] if is_advantage_model(model) else None
     if count == 0:
@@ -140,7 +140,7 @@ def read_logprobs(
         if len(source) <= size
         else partial(checkpoint, logprobs_of_part, use_reentrant=False)
     )
-    parts = zip(hidden[source].split(size), ids.split(size), strict=True)
+    parts = zip(hidden.index_select(0, source).split(size), ids.split(size), strict=True)
     logprobs, entropies = map(torch.cat, zip(*(once(*part) for part in parts), strict=True))
     return _spread(logprobs, place, mask), _spread(entropies, place, mask), mask
 
@@ -176,7 +176,7 @@ def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor,
     """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
     hidden = hidden_states(model, batch)
     source, _, place, mask = batch.tokens
-    values = model.score(hidden[source])[:, 0]
+    values = model.score(hidden.index_select(0, source))[:, 0]
     return _spread(values, place, mask), mask
 
 

@@ -173,8 +173,8 @@ def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
     ) -> tuple[Tensor, Metrics]:
         scores = combined_heads(model, rewards, expected)
         return advantage_loss(
-            scores[compared.better],
-            scores[compared.worse],
+            scores.index_select(0, compared.better),
+            scores.index_select(0, compared.worse),
             margin=margin,
             label_chosen=compared.label,
             ranking_margin=compared.margin,

@@ -157,8 +157,8 @@ def ranking_of_rewards(
 ) -> tuple[Tensor, Metrics]:
     """A reward model's ranking loss; rewards: (R,)."""
     loss, metrics = ranking_loss(
-        rewards[compared.better],
-        rewards[compared.worse],
+        rewards.index_select(0, compared.better),
+        rewards.index_select(0, compared.worse),
         label_chosen=compared.label,
         margin=compared.margin,
         weight=compared.weight,
@@ -213,7 +213,9 @@ def _view_loss(
     of_pair = compared.of_pair
     assert of_pair is not None, "pairs that are imitated need their tokens"
     logprobs, _, mask = read_logprobs(model, hidden, batch, chosen=compared.preferred)
-    term, further = imitation_loss(logprobs[of_pair], mask[of_pair], weight=compared.weight)
+    term, further = imitation_loss(
+        logprobs.index_select(0, of_pair), mask[of_pair], weight=compared.weight
+    )
     return loss + imitation_coef * term, {**metrics, **further}
 
 
@@ -225,10 +227,12 @@ def _contrastive_loss(
     config: ContrastiveConfig,
 ) -> tuple[Tensor, Metrics]:
     """The contrastive term, on the hidden state of each response's last token."""
-    first, second = (hidden[batch.response_end] for hidden in views)
+    first, second = (hidden.index_select(0, batch.response_end) for hidden in views)
     if config.on == "differences":
         first, second = (
-            preference_differences(ends[compared.better], ends[compared.worse])
+            preference_differences(
+                ends.index_select(0, compared.better), ends.index_select(0, compared.worse)
+            )
             for ends in (first, second)
         )
     if config.kind == "simcse":

@@ -65,3 +65,10 @@ def test_a_step_keeps_to_its_budget(found: dict[str, Any], step: str) -> None:
 def test_launches_do_not_grow_with_rows(found: dict[str, Any]) -> None:
     few, many = (found[f"reward model, {count} pairs"]["launches"] for count in (2, 40))
     assert few == many
+
+
+@pytest.mark.slow
+def test_no_gradient_is_added_up_by_sorting_its_indices(found: dict[str, Any]) -> None:
+    """As that of an index by a tensor is on CUDA, at 2 to 30 times the cost of `index_select`'s."""
+    for step, counted in found.items():
+        assert not [name for name in counted["launches"] if "index_put" in name], step
