@@ -176,6 +176,8 @@ def check_models() -> None:
         kinds = {type(part).forward.__module__.split(".")[0] for part in liger.modules()}
         assert "liger_kernel" in kinds, kinds
         assert not any("forward" in vars(part) for part in liger.modules())
+        later = {type(part).__name__ for part in model_of(kind).modules()}
+        assert not any(name.startswith("Liger") for name in later), later
         found = differences(passed(liger), expected)
         assert max(found.values()) < 100 * 2**-24, (kind, found)
         print(f"{kind}: {max(found.values()):.1e} of the largest")
