@@ -75,6 +75,16 @@ def inputs(world: Path, one_head: Path, advantage_model: Path) -> dict[str, Path
     return {"policy": one_head, "reference": one_head, "scorer": advantage_model, "data": world}
 
 
+@pytest.mark.narrow
+def test_it_multiplies_in_what_the_trainer_s_layers_do(
+    config: PPOConfig, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert config.precision == "auto"
+    assert VllmSampler(config, tmp_path).dtype == "float32"
+    request.getfixturevalue("narrow_products")
+    assert VllmSampler(config, tmp_path).dtype == "bfloat16"
+
+
 def _sampled(sampler: VllmSampler, model: Any, seed: int = 0) -> tuple[list[list[int]], float]:
     generator = torch.Generator().manual_seed(seed)
     sampling = Sampling(temperature=0.7, max_new_tokens=12, top_p=0.9)
