@@ -106,6 +106,7 @@ def card(bench: Bench) -> None:
         found = torch.cuda.get_device_properties(0)
         bench.note("card", found.name)
         bench.note("memory", found.total_memory / GIB, "GiB")
+        bench.note("CUDA", torch.version.cuda or "unknown")
         asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm,power.limit"]
         asked += ["--format=csv,noheader", f"--id={visible_gpu()}"]
         with suppress(OSError):  # not on every machine
