@@ -60,9 +60,9 @@ def with_own_layers(model: PreTrainedModel) -> PreTrainedModel:
         if kind.forward in (_norm, _feed_forward):
             continue
         if kind.__name__ in _NORMS:
-            module.__class__ = _passing_by(kind, _norm)
+            module.__class__ = passing_by(kind, _norm)
         elif kind.__name__ in _FEED_FORWARDS and module.config.hidden_act in ("silu", "swish"):
-            module.__class__ = _passing_by(kind, _feed_forward)
+            module.__class__ = passing_by(kind, _feed_forward)
     return model
 
 
@@ -85,7 +85,7 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
             for name in ("forward", "extra_repr", "_get_name"):
                 vars(module).pop(name, None)
             kind: Any = type(module)
-            module.__class__ = _passing_by(kind, forward.__func__)
+            module.__class__ = passing_by(kind, forward.__func__)
             used.add(forward.__qualname__.partition(".")[0])
     _say(
         f"layers of liger-kernel in {model.config.model_type}: {', '.join(sorted(used)) or 'none'}"
@@ -110,7 +110,7 @@ def _say(text: str) -> None:
 
 
 @cache
-def _passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
+def passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
     """A subclass whose forward pass is replaced."""
     changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
     return changed

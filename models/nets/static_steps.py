@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trimtab.models.nets.decoding_steps import ModelSteps, padded
 from trimtab.models.nets.free_memory import pass_tokens
-from trimtab.models.nets.precision import attention_dtype
+from trimtab.models.nets.fused import passing_by
+from trimtab.models.nets.precision import NarrowLinear, attention_dtype
 
 # Masked attention copies a mask whose rows do not begin at multiples of 16 numbers.
 ALIGNMENT = 64
@@ -186,27 +186,32 @@ def _layer_kinds(model: PreTrainedModel) -> set[str]:
 
 @contextmanager
 def few_launches(model: PreTrainedModel) -> Iterator[None]:
-    """A context in which one query's attention and a norm are one launch each, not 3 to 8."""
-    norms: list[tuple[nn.Module, Any]] = [
-        (part, type(part)) for part in model.modules() if type(part).__name__ in _NORMS
+    """A context in which one query's attention and a norm are one launch each, not 3 to 8, and a
+    map whose weight is stored narrow hands on what it has computed without widening it."""
+    forwards: dict[str, Callable[..., Tensor]] = dict.fromkeys(_NORMS, _norm)
+    forwards[NarrowLinear.__name__] = _map_narrowly
+    changed: list[tuple[nn.Module, Any]] = [
+        (part, type(part)) for part in model.modules() if type(part).__name__ in forwards
     ]
-    for part, kind in norms:
-        part.__class__ = _normed_at_once(kind)
+    for part, kind in changed:
+        part.__class__ = passing_by(kind, forwards[kind.__name__])
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend
     try:
         yield
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own is there again
-        for part, kind in norms:
+        for part, kind in changed:
             part.__class__ = kind
 
 
-@cache
-def _normed_at_once(kind: Any) -> type[nn.Module]:
-    def forward(self: Any, hidden: Tensor) -> Tensor:
-        return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.variance_epsilon)
+def _norm(self: Any, hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.variance_epsilon)
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+
+def _map_narrowly(self: Any, hidden: Tensor) -> Tensor:
+    dtype = self.weight.dtype
+    bias = None if self.bias is None else self.bias.to(dtype)
+    return F.linear(hidden.to(dtype), self.weight, bias)
 
 
 def _attend(
