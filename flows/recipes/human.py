@@ -158,7 +158,8 @@ def hh_7b() -> RunConfig:
     A published constant says from where; the rest is free. Batches are those of the papers in
     pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose
     layers only the input is kept. Trainers take all eight GPUs, in parts; reward models and
-    Advantage Model four, the fewest that hold one, so that two train at once.
+    Advantage Model four each (two would leave a tenth free), so that two train at once. Four
+    sample for rehearsal and evaluation.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
@@ -190,7 +191,7 @@ def hh_7b() -> RunConfig:
         advantage_model=AdvantageModelConfig(
             train=scorer.model_copy(update={"batch_size": 180} | half)
         ),
-        rehearsal=RehearsalConfig(max_new_tokens=128),
+        rehearsal=RehearsalConfig(max_new_tokens=128, num_ranks=4),
         ppo=ppo,
         **budget_matched_sections(
             ppo,
@@ -206,7 +207,7 @@ def hh_7b() -> RunConfig:
                 max_new_tokens=128,
             ),
         ),
-        evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
+        evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8, num_ranks=4),
     )
 
 

@@ -29,7 +29,7 @@ ALONE = [
         *("ppo", "rounds.meta_rm.train"),
     )
     for setting in (".num_ranks=1", ".zero=null")
-]
+] + ["rehearsal.num_ranks=1", "evaluate.num_ranks=1"]
 
 
 def test_the_largest_recipe_fits_on_its_machine_with_room() -> None:

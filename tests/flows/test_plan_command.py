@@ -25,7 +25,7 @@ ALONE = [
         *("ppo", "rounds.meta_rm.train"),
     )
     for setting in (".num_ranks=1", ".zero=null")
-]
+] + ["rehearsal.num_ranks=1", "evaluate.num_ranks=1"]
 
 
 @pytest.fixture
