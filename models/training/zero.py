@@ -25,9 +25,8 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import deepspeed
@@ -43,6 +42,7 @@ from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import check_trained_names
+from trimtab.models.nets.fused import passing_by
 from trimtab.models.nets.logits import Head
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import has_narrow_products
@@ -223,7 +223,8 @@ class ZeroLearner:
         """This rank's part of the gradient that was added up, like `masters`; it is then zero."""
         zero, masters = self.engine.optimizer, self.masters()
         if zero.offload_optimizer if self.stage == 3 else zero.cpu_offload:
-            taken = [master.grad.clone() for master in masters]
+            gradients: list[Any] = [master.grad for master in masters]
+            taken = [gradient.clone() for gradient in gradients]
         else:
             taken = [_flat(zero.averaged_gradients[i], master) for i, master in enumerate(masters)]
             zero.averaged_gradients.update(dict.fromkeys(range(len(masters))))
@@ -458,27 +459,21 @@ def keep_sums_wide(model: PreTrainedModel) -> dict[nn.Module, type[nn.Module]]:
 
     Returns the classes that its changed modules had.
     """
+    kinds: dict[nn.Module, Any] = {module: type(module) for module in model.modules()}
     changed: dict[nn.Module, type[nn.Module]] = {
-        module: _passing_by(type(module), _embed)
-        for module in model.modules()
+        module: passing_by(kind, _embed)
+        for module, kind in kinds.items()
         if isinstance(module, nn.Embedding)
     }
     scores, logits = getattr(model, "score", None), model.get_output_embeddings()
     if isinstance(scores, nn.Linear):
-        changed[scores] = _passing_by(type(scores), _read_out)
+        changed[scores] = passing_by(kinds[scores], _read_out)
     if isinstance(logits, nn.Linear):
         changed[logits] = _WideHead
     classes = {module: type(module) for module in changed}
     for module, kind in changed.items():
         module.__class__ = kind
     return classes
-
-
-@cache
-def _passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
-    """A subclass whose forward pass is replaced."""
-    changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
-    return changed
 
 
 def _embed(self: Any, tokens: Tensor) -> Tensor:
