@@ -250,6 +250,8 @@ class ZeroLearner:
         self.trained = {}
         if distributed.is_rank_zero():
             _replace_parameters(self.model, values)
+        for parameter in self.model.parameters():  # other ranks still have DeepSpeed's
+            vars(parameter).clear()
         gc.collect()  # the engine, its optimiser and the old parameters refer to one another
         if distributed.is_rank_zero():
             self.model.to(current_device())

@@ -11,6 +11,7 @@ import pytest
 
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
+from tests.models.live_bytes import TOLD_FILE
 from trimtab.infra.processes.launch import launch
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import LoraConfig, ModelConfig, ZeroConfig
@@ -121,7 +122,7 @@ def test_what_lives_in_each_phase_is_what_was_planned(
     work = work_of(stage, config, replace(material.stage_inputs, has_gpus=bool(more)))
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)
     told = {"limits": LIMITS, "as_on_gpu": bool(more)}
-    content.write_text(json.dumps({**json.loads(content.read_text()), **told}))
+    (tmp_path / TOLD_FILE).write_text(json.dumps(told))
     launch(content, entry="tests.models.live_bytes")
     ranks = [json.loads(path.read_text()) for path in (tmp_path / "live").iterdir()]
     assert len(ranks) == 2
