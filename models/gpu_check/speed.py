@@ -74,6 +74,7 @@ from trimtab.models.training.sampling import sample
 
 MICRO_BATCH_TOKENS, MAX_TOKENS, RATE = 16_384, 1024, 1e-5
 STEPS = 3
+TRACED_TOKENS = 32  # fewer are not replayed as CUDA graphs
 PPO_BEFORE = 12.4  # seconds a step of 64 prompts, on an H100 of 26 November 2026
 # Modules' functions whose time is a phase of PPO; one inside another counts as the outer one's.
 PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
@@ -420,10 +421,10 @@ def sampling(bench: Bench) -> None:
         for rows in scale.rows
     }
     rows, prompts = next(iter(asked_for.items()))
-    watched = partial(own, prompts, 8)
+    watched = partial(own, prompts, TRACED_TOKENS)
     middle = median(timed(watched, 1, 3))
     trace = bench.out / "sampling_trace.json.gz"
-    note_kernels(bench, f"{rows} rows, 8 tokens", watched, middle, trace)
+    note_kernels(bench, f"{rows} rows, {TRACED_TOKENS} tokens", watched, middle, trace)
     rates = _rates(bench, "own loop", own, asked_for, length)
     torch.use_deterministic_algorithms(False)  # which stages may ask for
     theirs = _rates(bench, "generate", generate, asked_for, length)

@@ -18,7 +18,8 @@ read by a random head differs by 1.4, 2.4 and 1.5 % of its standard deviation ov
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
@@ -70,6 +71,27 @@ def store_narrow(*modules: nn.Module) -> None:
         if type(module) is nn.Linear:
             module.__class__ = NarrowLinear
             module.weight.data = module.weight.data.to(torch.bfloat16)
+
+
+@contextmanager
+def narrow_copies(*modules: nn.Module) -> Iterator[None]:
+    """A context in which, where `stores_narrow`, modules multiply by narrow copies of weights.
+
+    Those of `nn.Linear`, for passes without gradient, each of which would read all weights.
+    """
+    parts = (part for each in modules for part in each.modules()) if stores_narrow() else ()
+    kept = [
+        (part, part.weight.data)
+        for part in parts
+        if type(part) is nn.Linear and part.weight.dtype == torch.float32
+    ]
+    for part, weight in kept:
+        part.__class__, part.weight.data = NarrowLinear, weight.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        for part, weight in kept:
+            part.__class__, part.weight.data = nn.Linear, weight
 
 
 class NarrowLinear(nn.Linear):

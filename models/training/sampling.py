@@ -13,9 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
 from trimtab.models.nets.free_memory import decoding_rows
+from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
+from trimtab.models.nets.precision import narrow_copies
 from trimtab.models.training import distributed
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.vllm_sampler import active_sampler, vllm_sampler
@@ -61,6 +63,20 @@ def sample(
             progress.advance(len(prompts), len(prompts))
         unknown = torch.full((len(prompts), sampling.max_new_tokens), math.nan)
         return Samples(responses, unknown, unknown)
+    with narrow_copies(*(find_layers(model) or ())):
+        return _sample(model, tokenizer, prompts, sampling, generator, progress, cache_tokens)
+
+
+def _sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+    progress: Progress | None,
+    cache_tokens: int | None,
+) -> Samples:
+    """By the built-in sampler."""
     was_training = model.training
     model.eval()
     length, device = sampling.max_new_tokens, model.device

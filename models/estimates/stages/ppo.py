@@ -138,11 +138,15 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
         "critic update": critic,
         "policy update": max(policy, key=lambda phase: phase.total),
     }
+    if inputs.is_narrow and config.zero is None and config.lora is None and config.vllm is None:
+        copies = PRODUCT_BYTES["bfloat16"] * inputs.shape.num_layers * inputs.shape.map_numbers
+        working["sampling"] = replace(sampling, frozen=copies)
     resident = _resident(config, inputs, policy[0], critic)
     held = {
         name: replace(
             resident,
             gradients=phase.gradients,
+            frozen=resident.frozen + (phase.frozen if name == "sampling" else 0),
             activations=phase.activations,
             cache=phase.cache,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft  # noqa: F401 - loads in a second: once, not in each process that is forked
@@ -22,7 +23,7 @@ from transformers import (
 from tests.models.pretend_gpu import on_device
 from trimtab.models.config.training import LoraConfig, TrainerConfig
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.generation import Sampling, decode
+from trimtab.models.nets.generation import Samples, Sampling, decode
 from trimtab.models.nets.loading import load_policy, load_scorer
 from trimtab.models.nets.lora import merge_adapters, merged_weights, share_frozen
 from trimtab.models.nets.packing import Candidates, pack
@@ -30,6 +31,7 @@ from trimtab.models.nets.precision import NarrowLinear, set_product_precision, s
 from trimtab.models.nets.scoring import response_logprobs, response_scores
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.nets.trunk import tie_trunk, trunk_digest
+from trimtab.models.training import sampling
 
 pytestmark = pytest.mark.narrow
 
@@ -257,3 +259,35 @@ def test_outside_of_a_trunk_s_pass_a_map_hands_on_what_it_is_given(
     assert found.dtype == dtype
     expected = nn.functional.linear(given.bfloat16(), weight, layer.bias.bfloat16())
     assert torch.equal(found, expected.to(dtype))
+
+
+def _sampled_in_training(folder: Path) -> tuple[list[Any], list[set[torch.dtype]], bool]:
+    """Of a policy in training and a frozen one: responses; data types while sampling; pointers."""
+    set_product_precision("bfloat16")
+    policy, frozen = _load(folder, False), _load(folder, True)
+    maps = [part for part in layers_of(policy).modules() if isinstance(part, nn.Linear)]
+    places, seen, plain = [part.weight.data_ptr() for part in maps], [], sampling.decode
+
+    def watched(model: PreTrainedModel, *arguments: Any) -> Samples:
+        seen.append(
+            {p.weight.dtype for p in layers_of(model).modules() if isinstance(p, nn.Linear)}
+        )
+        return plain(model, *arguments)
+
+    sampling.decode = watched
+    tokenizer: Any = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+    found = [
+        sampling.sample(
+            model, tokenizer, [[3, 4], [5]], Sampling(1.0, 4), torch.Generator().manual_seed(0)
+        ).responses
+        for model in (policy, frozen)
+    ]
+    kept = [part.weight.data_ptr() for part in maps] == places
+    return found, seen, kept and {part.weight.dtype for part in maps} == {torch.float32}
+
+
+def test_a_policy_in_training_samples_from_narrow_copies(policy: Path) -> None:
+    (ours, frozen), seen, is_restored = on_device(_sampled_in_training, policy)
+    assert ours == frozen
+    assert set().union(*seen) == {torch.bfloat16}
+    assert is_restored
