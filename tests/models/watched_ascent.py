@@ -65,8 +65,8 @@ def main(job_path: str) -> None:
 def _watch_after_fork(folder: Path) -> None:
     plain = entry._make_deterministic
 
-    def begin(num_threads: int) -> None:
-        plain(num_threads)
+    def begin(*arguments: Any) -> None:
+        plain(*arguments)
         _watch()
 
     entry._make_deterministic = begin
