@@ -218,9 +218,16 @@ def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
     return FLOAT_BYTES * at_once * shape.vocab_size
 
 
-def key_value_cache(shape: ModelShape, tokens: int) -> int:
+def key_value_cache(shape: ModelShape, tokens: int, precision: Precision = "float32") -> int:
     """Bytes of the keys and values of `tokens` in every layer."""
-    return FLOAT_BYTES * tokens * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    return (
+        PRODUCT_BYTES[precision]
+        * tokens
+        * 2
+        * shape.num_layers
+        * shape.num_kv_heads
+        * shape.head_dim
+    )
 
 
 def sampling_set(shape: ModelShape, num_rows: int) -> int:

@@ -218,7 +218,9 @@ def sampling_memory(
     return Memory(
         frozen=frozen,
         activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
-        cache=key_value_cache(shape, at_once * longest),
+        cache=key_value_cache(
+            shape, at_once * longest, "bfloat16" if inputs.is_narrow else "float32"
+        ),
     )
 
 

@@ -17,6 +17,7 @@ import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,11 +159,14 @@ def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
 
 
 def _narrow_as_on_gpu() -> None:
-    """Let a CPU attend in bfloat16, and store what is not trained so, where products are."""
-    from trimtab.models.nets import attention, loading, precision, trunk
+    """Let a CPU attend and decode as a GPU does, and store narrow what is not trained."""
+    from trimtab.models.nets import attention, loading, precision, static_steps, trunk
+    from trimtab.models.training import sampling
 
     precision.stores_narrow = loading.stores_narrow = precision.has_narrow_products
-    attention.attention_dtype = trunk.attention_dtype = lambda _: torch.bfloat16
+    for module in (attention, trunk, static_steps):
+        module.attention_dtype = lambda _: torch.bfloat16
+    sampling.decode = partial(sampling.decode, mode="eager")
 
 
 def main(job_path: str) -> None:
