@@ -100,4 +100,4 @@ def check_gpu(
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -294,7 +294,7 @@ def _config_of(base: str) -> Path | None:
 @functools.cache
 def _counted(path: Path, _changed: int) -> tuple[ModelShape | None, str | None]:
     """The shape of a `config.json`, and why it cannot be trained; either may be None."""
-    command = [sys.executable, "-m", "trimtab.models.nets.counted", str(path)]
+    command = [sys.executable, "-P", "-m", "trimtab.models.nets.counted", str(path)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         last = done.stderr.strip().rpartition("\n")[2]

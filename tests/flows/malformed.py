@@ -164,7 +164,7 @@ TOGETHER = (
     ["ppo.entropy_clip=2"],
     ["relabel.keep_from=0.5", "relabel.keep_to=0.5"],
     ["sft.train.zero.stage=2", "sft.train.optimiser=adamw_8bit"],
-    ["rounds.meta_rm.train.zero.stage=3"],
+    ["rehearsal.vllm.cache_gib=1", "rehearsal.criterion=entropy"],
     ["rest.improve.thresholds=[0.5,0.4]"],
     ["rest.improve.thresholds=[0.5,1]"],
     ['hir.learn.instructions=["a","a"]'],
