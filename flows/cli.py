@@ -214,9 +214,9 @@ RecipeIfNamed = Annotated[
     Argument(
         metavar="recipe",
         autocompletion=_recipes,
-        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, ukp-smollm2, "
-        "and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With --config the file "
-        "may name it.",
+        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+        "--config the file may name it.",
     ),
 ]
 RecipeOrModel = Annotated[
