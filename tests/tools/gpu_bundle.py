@@ -20,13 +20,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of the stages; of the command line; of ZeRO and liger. What is not in constraints.txt has its
-# version here.
+# Of the stages; of the command line; of ZeRO and of kernels on a card.
 WHEELS = (
     *("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
     *("httpx", "httpcore", "certifi", "h11", "anyio", "idna"),
     *("typer", "shellingham", "rich", "markdown-it-py", "mdurl", "Pygments", "annotated-doc"),
-    *("hjson", "einops", "msgpack", "py-cpuinfo", "liger-kernel==0.8.5"),
+    *("hjson", "einops", "msgpack", "py-cpuinfo", "liger_kernel", "trl"),
 )
 BUILT = ("deepspeed",)  # on PyPI as source alone; of Python only
 # 1.10 is the last release of TRL that has PPO.

@@ -179,6 +179,10 @@ def test_the_measured_share_of_the_same_card_counts(tmp_path: Path) -> None:
     found = rate_of(card, tmp_path)
     assert found.products == Range(pytest.approx(0.2 * 800e12), pytest.approx(0.24 * 800e12))
     assert found.source == "docs/explanation/gpu/c.json"
+    for other, like in (("L4", "NVIDIA L40S"), ("RTX 4090", "NVIDIA RTX 6000 Ada Generation")):
+        write("d.json", like)
+        named = next(card for card in CARDS if card.name == other)
+        assert "data sheet" in rate_of(named, tmp_path).source
 
 
 @pytest.mark.parametrize(
