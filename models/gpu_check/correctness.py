@@ -110,7 +110,8 @@ def stages_on_all_devices(bench: Bench) -> None:
 
 def _run_all(bench: Bench, arm: str, on_cpu: bool, precision: str) -> None:
     """All stages in one place and precision; inputs are those of the reference."""
-    importlib.import_module("sentence_transformers")  # takes seconds: once, for all that is forked
+    if importlib.util.find_spec("bitsandbytes") is None:  # peft loads it, and it starts CUDA
+        importlib.import_module("sentence_transformers")  # takes seconds: once, for all forks
     for stage, inputs in STAGES.items():
         if stage == "world" and arm != REFERENCE:
             continue

@@ -89,6 +89,7 @@ PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
 def begin(bench: Bench, precision: str = "bfloat16") -> Scale:
     """Compute on the bench's device as a stage does, and multiply so; returns how large all is."""
     if bench.device == "cuda":
+        distributed.limit_visible_gpus([os.environ.get(distributed.VISIBLE, "0").partition(",")[0]])
         distributed.use_gpu()
     entry._make_deterministic(1, bench.device == "cuda")
     set_product_precision("bfloat16" if precision == "bfloat16" else "float32")

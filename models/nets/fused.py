@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -34,6 +36,7 @@ from trimtab.models.nets.freezing import layers_of
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _NORMS = {f"{family}RMSNorm" for family in _FAMILIES}
 _FEED_FORWARDS = {f"{family}MLP" for family in _FAMILIES}
+_ROTATION = "apply_rotary_pos_emb"  # of transformers' modules
 
 
 def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
@@ -42,15 +45,51 @@ def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
     They become of another class: a module that held its own `forward` would refer to itself, and
     Python would free its weights long after the model is gone.
     """
+    if model.device.type == "cuda":
+        with_exact_angles(model)
     if compiles_kernels(model.device) and is_liger_kernel_available():
         return with_liger_layers(model)
     return with_own_layers(model)
 
 
 def compiles_kernels(device: torch.device) -> bool:
-    """Whether kernels in Triton run there: on CUDA, where there is a C compiler for their calls."""
+    """Whether kernels in Triton run there: on CUDA, where their calls can be compiled.
+
+    That takes a C compiler and Python's headers, which Debian and Ubuntu have in packages apart.
+    """
+    return device.type == "cuda" and has_triton() and _can_compile()
+
+
+def _can_compile() -> bool:
+    """By the compiler and the folder of headers that Triton takes."""
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    return device.type == "cuda" and has_triton() and any(map(shutil.which, compilers))
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    headers = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
+    return any(map(shutil.which, compilers)) and headers.exists()
+
+
+def with_exact_angles(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, whose rotary angles are products of float32 where others are of TF32.
+
+    transformers multiplies frequencies and positions as matrices. In TF32 whole numbers above 2048
+    are rounded, and frequencies to 2^-11 of themselves; whether a GPU takes it depends on the rows,
+    so that sampling and training would differ (huggingface/transformers#48428).
+    """
+    for module in model.modules():
+        kind: Any = type(module)
+        if kind.__name__.endswith("RotaryEmbedding") and kind.forward is not _exact_angles:
+            module.__class__ = passing_by(kind, _exact_angles)
+    return model
+
+
+def _exact_angles(self: Any, *positional: Any, **named: Any) -> Any:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return super(type(self), self).forward(*positional, **named)
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def with_own_layers(model: PreTrainedModel) -> PreTrainedModel:
@@ -71,6 +110,7 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
 
     Rotary embeddings are exchanged for all models of the architecture in this process.
     """
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
     from transformers.integrations.liger import apply_liger_kernel  # loads transformers' trainer
 
     architecture = sys.modules[type(model).__module__]
@@ -78,6 +118,8 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
     losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     apply_liger_kernel(model.base_model, losses)
     vars(architecture).update(kinds)  # models that are made later are as before
+    if vars(architecture).get(_ROTATION) is liger_rotary_pos_emb:
+        vars(architecture)[_ROTATION] = _rotated
     used = set()
     for module in model.modules():
         forward = vars(module).get("forward")
@@ -91,6 +133,30 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
         f"layers of liger-kernel in {model.config.model_type}: {', '.join(sorted(used)) or 'none'}"
     )
     return model if used else with_own_layers(model)
+
+
+def _rotated(
+    query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """liger-kernel's rotary embedding of queries and keys (B, heads, t, d), as of one row.
+
+    Its kernel is compiled for each number of rows, of which decoding has many.
+    """
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    rows, _, length, _ = query.shape
+    if rows > 1 and cosine.ndim == 3 and unsqueeze_dim == 1:
+        cosine, sine = (
+            each.expand(rows, length, -1).reshape(1, rows * length, -1) for each in (cosine, sine)
+        )
+        both = (each.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for each in (query, key))
+        found = liger_rotary_pos_emb(*both, cosine, sine)
+        query, key = (each[0].unflatten(1, (rows, length)).transpose(0, 1) for each in found)
+        return query, key
+    rotated: tuple[Tensor, Tensor] = liger_rotary_pos_emb(
+        query, key, cosine, sine, unsqueeze_dim=unsqueeze_dim
+    )
+    return rotated
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> PreTrainedModel:
@@ -110,7 +176,7 @@ def _say(text: str) -> None:
 
 
 @cache
-def passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
+def passing_by(kind: Any, forward: Callable[..., Any]) -> type[nn.Module]:
     """A subclass whose forward pass is replaced."""
     changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
     return changed

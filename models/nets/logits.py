@@ -82,6 +82,7 @@ class NarrowProduct(torch.autograd.Function):
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """left (n, k) right (k, m) in bfloat16 -> (n, m), added up and kept in float32."""
-    if left.is_cuda and _HAS_OUT_DTYPE:
+    # Before Ampere it is refused.
+    if left.is_cuda and _HAS_OUT_DTYPE and torch.cuda.get_device_capability(left.device) >= (8, 0):
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()  # also TF32 holds these operands as they are

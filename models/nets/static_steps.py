@@ -23,8 +23,8 @@ from transformers.cache_utils import Cache, StaticLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trimtab.models import chunk_sizes
 from trimtab.models.nets.decoding_steps import ModelSteps, padded
-from trimtab.models.nets.free_memory import pass_tokens
 from trimtab.models.nets.fused import passing_by
 from trimtab.models.nets.precision import NarrowLinear, attention_dtype
 
@@ -69,7 +69,8 @@ class StaticSteps:
         shape = (self.num_rows, 1, 1, self.length)
         self.bias = torch.full(shape, -torch.inf, dtype=self.dtype, device=device)
         self.layers: list[_Layer] = []
-        at_once = max(1, pass_tokens(device) // width)
+        # Their keys and values, in float32, are in memory beside the buffers.
+        at_once = max(1, chunk_sizes.PASS_TOKENS // width)
         self._logits: list[Tensor] = []
         row = 0
         for start in range(0, len(prompts), at_once):
@@ -86,7 +87,8 @@ class StaticSteps:
         logits = ModelSteps(self.model, cache, mask[:, :0]).run(tokens, mask, position)
         index = torch.arange(len(prompts)).repeat_interleave(torch.tensor(repeats)).to(mask.device)
         rows, places = slice(row, row + len(index)), slice(self.width - mask.shape[1], self.width)
-        for number, layer in enumerate(cache.layers):
+        for number in range(len(cache.layers)):
+            layer = cache.layers.pop(0)
             if number == len(self.layers):
                 self.layers.append(_Layer(layer.keys, layer.values, self))
             self.layers[number].keys[rows, :, places] = layer.keys[index]
@@ -292,10 +294,13 @@ class Replayed:
 
 def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
     """What replays the launches of the function, which is not run. Raises RuntimeError."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     # Other threads (NCCL's watchdog, one that writes a checkpoint) go on meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        function()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            function()
+    finally:  # where ending it raises, torch leaves the stream that it recorded
+        torch.cuda.set_stream(stream)
     return graph.replay
 
 

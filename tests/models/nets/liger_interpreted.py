@@ -145,6 +145,40 @@ def check_logprobs() -> None:
     print("logprobs: forward and backward")
 
 
+def check_rotation() -> None:
+    """However many rows there are, the kernel gets one, for whose number it is compiled."""
+    from liger_kernel.ops import rope
+    from transformers.models.llama import modeling_llama
+
+    own, rows = modeling_llama.apply_rotary_pos_emb, []
+    with_liger_layers(model_of("llama"))
+    rotated = modeling_llama.apply_rotary_pos_emb
+    forward = rope.rope_forward
+
+    def noted(query: Tensor, *others: Any) -> Any:
+        rows.append(len(query))
+        return forward(query, *others)
+
+    rope.rope_forward = noted
+    generator = torch.Generator().manual_seed(0)
+    for num_rows, length in ((1, 5), (3, 1), (3, 5)):
+        # As a projection's output is: heads behind tokens.
+        query, key = (
+            torch.randn(num_rows, length, heads, 8, generator=generator) for heads in (4, 2)
+        )
+        angles = torch.rand(num_rows, length, 4, generator=generator).repeat(1, 1, 2)
+        found = []
+        for rotate in (own, rotated):
+            given = [each.clone().requires_grad_() for each in (query, key)]
+            turned = rotate(*((2 * g).transpose(1, 2) for g in given), angles.cos(), angles.sin())
+            sum((each * each.sin()).sum() for each in turned).backward()
+            found.append([*turned, *(g.grad for g in given)])
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-5, atol=1e-5)
+    rope.rope_forward, modeling_llama.apply_rotary_pos_emb = forward, own
+    print("rotation:", *sorted(set(rows)), "row")
+
+
 def check_training() -> None:
     """With adapters, recomputed layers and bfloat16 products: as far from float32 as without."""
     config = TrainConfig(lora=LoraConfig(rank=2), gradient_checkpointing=True)
@@ -192,5 +226,6 @@ if __name__ == "__main__":
     teach_interpreter()
     check_functions()
     check_logprobs()
+    check_rotation()
     check_training()
     check_models()

@@ -14,10 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.models.nets.test_precision import SIZES
 from trimtab.models.nets import fused
-from trimtab.models.nets.fused import compile_layers, rms_norm, swiglu, with_fused_layers
+from trimtab.models.nets.fused import (
+    compile_layers,
+    compiles_kernels,
+    rms_norm,
+    swiglu,
+    with_exact_angles,
+    with_fused_layers,
+)
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.trunk import hidden_states
 
@@ -131,6 +139,38 @@ def test_the_kernels_of_liger_are_for_cuda(
     assert taken == [expected]
 
 
+def test_nothing_is_compiled_without_pythons_headers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    monkeypatch.setenv("CC", sys.executable)
+    assert compiles_kernels(torch.device("cuda"))
+    monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
+    assert not compiles_kernels(torch.device("cuda"))
+
+
+def test_angles_are_exact_where_other_products_are_tf32(
+    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, batch: PackedBatch
+) -> None:
+    expected, _ = _pass(model, batch)
+    found, forward = [], LlamaRotaryEmbedding.forward
+
+    def noted(self: LlamaRotaryEmbedding, *positional: Tensor, **named: Tensor) -> object:
+        found.append(torch.get_float32_matmul_precision())
+        return forward(self, *positional, **named)
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", noted)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        states, _ = _pass(with_exact_angles(with_exact_angles(copy.deepcopy(model))), batch)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found == ["highest"]
+    torch.testing.assert_close(states, expected)
+
+
 @pytest.mark.slow
 def test_liger_kernels_layers_are_the_models_own() -> None:
     """By Triton's interpreter: see the script, which says what is compared and how closely."""
@@ -144,6 +184,7 @@ def test_liger_kernels_layers_are_the_models_own() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "logprobs: " in done.stdout and "bfloat16: " in done.stdout
+    assert "rotation: 1 row" in done.stdout
     assert re.findall(r"^(\w+): \S+ of the largest$", done.stdout, re.MULTILINE) == [
         "qwen3",
         "phi3",

@@ -237,7 +237,7 @@ def test_without_graphs_where_a_step_waits(monkeypatch: pytest.MonkeyPatch, plac
     assert len(said) == 1
 
 
-def test_without_graphs_where_one_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_graphs_where_one_cannot_be_recorded() -> None:
     model = _llama()
     loop = _decoded(model, SAMPLINGS["nucleus"], "loop")
     recorded = []
@@ -246,12 +246,37 @@ def test_without_graphs_where_one_cannot_be_recorded(monkeypatch: pytest.MonkeyP
         recorded.append(function)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    with pretended_graphs():
-        monkeypatch.setattr(static_steps, "record", record)
+    with pretended_graphs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_steps, "record", record)
         with pytest.warns(UserWarning, match="not permitted") as said:
             graphs = _decoded(model, SAMPLINGS["nucleus"], "graphs")
     _assert_same(graphs, loop)
     assert len(recorded) == len(said) == 1
+
+
+def test_a_recording_that_fails_leaves_the_stream_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's context ends before it goes back to it where the end of a recording raises."""
+    streams = ["default"]
+
+    class Recording:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            streams.append("side")
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Recording)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    with pytest.raises(RuntimeError, match="previous error"):
+        static_steps.record(lambda: None, None)
+    assert streams == ["default", "side", "default"]
 
 
 def test_what_a_step_uses_is_free_as_soon_as_all_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
