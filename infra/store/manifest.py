@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -178,6 +179,8 @@ def scan_folder(folder: Path) -> tuple[FileEntry, ...]:
     entries = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
+        if not os.path.lexists(path):  # a checkpoint that was rotated away meanwhile
+            raise FileNotFoundError(f"{path} is gone")
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise InvalidArtifactError(
                 f"{path} is a link or a special file; an artifact holds regular files only: "

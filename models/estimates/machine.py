@@ -100,5 +100,10 @@ class Machine:
     def __str__(self) -> str:
         size = f"{self.memory / GIB:.1f} GiB"
         if self.has_gpus:
-            return f"{self.num_devices} GPUs of {size} each, one trainer a GPU"
+            count = (
+                f"{self.num_devices} GPUs of {size} each"
+                if self.num_devices > 1
+                else f"a GPU of {size}"
+            )
+            return f"{count}, one trainer a GPU"
         return f"this computer's {size}, shared by at most {self.slots} trainers at once"

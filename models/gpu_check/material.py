@@ -150,7 +150,7 @@ def config_of(shape: dict[str, Any]) -> PretrainedConfig:
 def make_material(scale: Scale, pairs: str | None, folder: Path) -> dict[str, float]:
     """Everything that parts read; returns mean tokens of prompts and responses.
 
-    policy/model and scorer/model on the default device's random weights; preferences/, compared/
+    policy/model and scorer/model with random weights; preferences/, compared/
     (the first few of them) and few/ (three steps); data/ with prompts of `scale.prompt` tokens at
     most, and demonstrations.
     """

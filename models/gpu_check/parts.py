@@ -37,6 +37,7 @@ PARTS = (
     Part("log-probs", f"{_SPEED}:log_probs", 0.2, 0.5),
     Part("zero", f"{_CORRECTNESS}:zero", 0.4, 1.0, ("stages",)),
     Part("resume", f"{_CORRECTNESS}:stop_and_resume", 0.3, 0.8, ("stages",)),
+    Part("reward-model-compiled", f"{_SPEED}:compiled_reward_model", 0.5, 1.5, ("reward-model",)),
     Part("reward-model-trl-again", f"{_SPEED}:reward_model_against_trl", 0.7, 2.0, ("material",)),
 )
 

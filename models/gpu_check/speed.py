@@ -57,7 +57,7 @@ from trimtab.models.gpu_check.stage_runs import (
     visible_gpu,
 )
 from trimtab.models.nets.device import current_device
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import compile_layers, with_fused_layers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.logits import NarrowProduct
@@ -142,8 +142,11 @@ def material(bench: Bench) -> None:
     bench.note("pairs", bench.request["pairs"] or "made up, as long as HH's")
 
 
-def reward_model(bench: Bench, large: bool = False) -> None:
-    """Updates of a reward model on one micro batch of packed pairs, as the stage makes them."""
+def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> None:
+    """Updates of a reward model on one micro batch of packed pairs, as the stage makes them.
+
+    compiled: of layers by torch.compile in place of fused ones; their updates are timed alone.
+    """
     scale = begin(bench)
     fields = scale.large if large else scale.shape
     train = TrainConfig(
@@ -157,7 +160,11 @@ def reward_model(bench: Bench, large: bool = False) -> None:
     model = AutoModelForSequenceClassification.from_config(
         config_of({**fields, "num_labels": 1}), dtype=torch.float32
     )
-    model = with_fused_layers(model.to(current_device())).train()
+    model = model.to(current_device())
+    if compiled:
+        compile_layers(model, "inductor" if bench.device == "cuda" else "aot_eager").train()
+    else:
+        with_fused_layers(model).train()
     rankings = pair_batches_of(pairs)
     data = TrainingRows(rankings.rows, rankings.weight, arguments=rankings.compared)
     batch = list(range(scale.timed))
@@ -173,6 +180,8 @@ def reward_model(bench: Bench, large: bool = False) -> None:
     shape = shape_of(ModelConfig(base=str(config_of_shape)))
     seconds = note_runs(bench, f"update of {scale.timed} pairs", timed(step, 3, 5), "ms", 1e3)
     seconds /= 1e3
+    if compiled:
+        return
     tokens = sum(row.num_tokens for row in pairs.rows)
     bench.note("packed tokens", tokens / seconds, "/s", beside=f"{tokens:,} an update")
     rate = bench.found("card", "products of bfloat16")
@@ -192,6 +201,11 @@ def reward_model(bench: Bench, large: bool = False) -> None:
 def large_reward_model(bench: Bench) -> None:
     """The same at a billion parameters."""
     reward_model(bench, large=True)
+
+
+def compiled_reward_model(bench: Bench) -> None:
+    """Updates of the same model, whose layers torch compiles; compiling is part of the warm-up."""
+    reward_model(bench, compiled=True)
 
 
 def reward_model_against_trl(bench: Bench) -> None:

@@ -30,6 +30,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -49,6 +50,11 @@ NARROW = torch.bfloat16
 def unbuildable(config: PreTrainedConfig) -> str | None:
     """Why there is no decoder with attention to build; None if there is."""
     kind = f"found model_type {config.model_type!r}"
+    if "/" in str(attention := config._attn_implementation):
+        return (
+            f"found attn_implementation {attention!r}, a kernel of the hub, which is code; "
+            "allowed: one of transformers' own, or none"
+        )
     if getattr(config, "is_encoder_decoder", False):
         return f"{kind}, an encoder-decoder; allowed: a decoder (AutoModelForCausalLM)"
     if config.get_text_config() is not config:
@@ -280,6 +286,13 @@ def _as_usual(shape: dict[str, Any]) -> dict[str, Any]:
 
 def counted(path: Path) -> dict[str, Any]:
     """What is printed for a `config.json`."""
+    fields, _ = PreTrainedConfig.get_config_dict(path.parent)
+    if "auto_map" in fields and (kind := fields.get("model_type")) not in CONFIG_MAPPING:
+        code = (
+            f"found model_type {kind!r} with code of its own (auto_map), which is not run; "
+            "allowed: an architecture that transformers has"
+        )
+        return {"shape": None, "untrainable": code}
     config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     reason = unbuildable(config)
     if reason is not None:

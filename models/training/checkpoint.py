@@ -165,10 +165,19 @@ def _write(partial: Path, state: dict[str, Any], rank: int, num_ranks: int) -> N
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
     root, step = partial.parent, state["step"]
-    shutil.rmtree(root / str(step), ignore_errors=True)
+    if (root / str(step)).exists():
+        _remove(root / str(step))
     partial.rename(root / str(step))
     for old in sorted(_steps(root))[:-_KEPT]:
-        shutil.rmtree(root / str(old))
+        _remove(root / str(old))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, hidden first: one that has a number for a name is whole."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    folder.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)  # what is left, the next start removes
 
 
 def _write_parts(path: Path, parts: dict[str, Part]) -> None:
@@ -223,6 +232,8 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     finish_saving()
     steps = _steps(workdir / "checkpoints")
     if distributed.is_rank_zero():
+        for left in (workdir / "checkpoints").glob(".*"):  # by a trainer that was killed
+            shutil.rmtree(left, ignore_errors=True)
         newest = workdir / "checkpoints" / str(max(steps)) if steps else None
         _restore_records(workdir, newest)
         if newest is not None:

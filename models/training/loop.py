@@ -93,6 +93,7 @@ def fit(
     if extras.peer is not None:
         extras.peer.begin(state)
     start = 0 if state is None else state["step"]
+    del state  # its open files would keep a removed checkpoint on the disk
     progress = Progress(workdir)
     model.train()
     limit = config.micro_batch_tokens

@@ -160,6 +160,7 @@ class VllmSampler:
         needed = 2 * dtype.itemsize * sum(map(torch.numel, policy.parameters()))
         has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed
         folder = self.in_memory if has_room else self.on_disk
+        folder.mkdir(mode=0o700)  # among everybody's, in memory: not one that another has made
         _save_untied(policy, folder, dtype)
         return folder
 

@@ -67,6 +67,13 @@ def test_a_job_is_started_with_its_output_folder(
         ({"num_ranks": 0, "num_thread": 2}, "num_ranks: "),
         ({"num_ranks": 0, "num_thread": 2}, "num_thread"),
         ({"inputs": {"data": 1}}, "inputs.data: "),
+        ({"workdir": "/dev/null/work"}, "workdir: /dev/null/work/output cannot be made"),
+        ({"gpus": ["no-such-gpu"]}, "gpus: found no-such-gpu; allowed: "),
+        ({"num_ranks": 2, "gpus": ["0"]}, "gpus: found 1 for num_ranks = 2; allowed: one a rank"),
+        (
+            {"stage": "world", "config": {}, "inputs": {}, "num_ranks": 2},
+            "num_ranks: found 2; allowed for stage world: 1",
+        ),
     ],
 )
 def test_a_wrong_job_is_a_line_and_the_status_is_2(
@@ -84,9 +91,22 @@ def test_a_wrong_job_is_a_line_and_the_status_is_2(
     assert not (tmp_path / "work").exists()
 
 
+def test_a_job_does_not_go_on_from_the_checkpoint_of_another(
+    tmp_path: Path, job: dict[str, Any], started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = job | {"config": {"train": {"num_epochs": 2}}}
+    assert run(tmp_path, job) == run(tmp_path, other) == run(tmp_path, job) == 0
+    (tmp_path / "work/checkpoints/7").mkdir(parents=True)
+    assert run(tmp_path, job | {"num_ranks": 2}) == 0
+    capsys.readouterr()
+    assert run(tmp_path, other) == 2
+    assert "workdir: found checkpoints of a job with another config in" in capsys.readouterr().err
+    assert len(started) == 4
+
+
 def test_a_job_that_is_not_there_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stage", "/nowhere/job.json"]) == 2
-    assert "/nowhere/job.json: no such file" in capsys.readouterr().err
+    assert "/nowhere/job.json: is no file" in capsys.readouterr().err
 
 
 def test_the_check_gets_its_request(tmp_path: Path, started: Started) -> None:
@@ -110,6 +130,7 @@ def test_the_check_gets_its_request(tmp_path: Path, started: Started) -> None:
         (["--pairs", "/nowhere"], "--pairs: nothing is at /nowhere"),
         (["--peers", "/nowhere"], "--peers: nothing is at /nowhere"),
         (["--minutes", "0"], "0 is not above 0"),
+        (["--out", "/dev/null/found"], "--out: /dev/null/found cannot be made"),
     ],
 )
 def test_a_wrong_check_is_a_line(

@@ -51,8 +51,10 @@ def main() -> None:
 
 def make_bundle(folder: Path, python: str) -> None:
     """Put all wheels for a version of Python into a new folder, with a README."""
-    shutil.rmtree(folder, ignore_errors=True)
     peers = folder / "peers"
+    if folder.exists() and any(folder.iterdir()) and not peers.is_dir():
+        sys.exit(f"{folder} holds something else: give a new folder, or that of an earlier bundle")
+    shutil.rmtree(folder, ignore_errors=True)
     peers.mkdir(parents=True)
     for_machine = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
     for minor in GLIBC:

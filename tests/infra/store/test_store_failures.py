@@ -18,6 +18,7 @@ import pytest
 
 from tests.infra.conftest import KEY
 from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.store import manifest
 from trimtab.infra.store.objects import LocalObjects
 from trimtab.infra.store.s3 import S3Objects, StoreLocationError, StoreUnavailableError
 from trimtab.infra.store.store import Store, open_store
@@ -225,3 +226,19 @@ def test_server_errors_are_retried_and_then_reported(monkeypatch: pytest.MonkeyP
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_file_that_is_removed_while_its_folder_is_read_is_missing_and_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer removes a checkpoint for a newer one: it is stored the next time."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+
+    def removing(path: Path) -> str:
+        (tmp_path / "b").unlink()
+        return "0" * 64
+
+    monkeypatch.setattr(manifest, "hash_file", removing)
+    with pytest.raises(FileNotFoundError):
+        manifest.scan_folder(tmp_path)

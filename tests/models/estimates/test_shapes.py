@@ -286,7 +286,7 @@ NO_SCORER = "of which transformers has no AutoModelForSequenceClassification"
         ("llama", {"num_hidden_layers": 0}, "without layers; allowed: at least one"),
         ("llama", {"num_attention_heads": 5}, "is not a multiple of the number of attention heads"),
         ("llama", {"hidden_size": "wide"}, "Field 'hidden_size' expected int"),
-        ("chatglm", {"auto_map": {"AutoConfig": "x.Y"}}, "contains custom code"),
+        ("chatglm", {"auto_map": {"AutoConfig": "x.Y"}}, "code of its own"),
         ("new_model", {}, "model type `new_model`"),
     ],
 )
@@ -330,3 +330,23 @@ def test_a_downloaded_model_of_the_hub_is_known(
     _config("qwen3", {}, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert shape_of(ModelConfig(base="some/model")).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "theirs", "auto_map": {"AutoConfig": "code.C"}}, "code of its own"),
+        ({"attn_implementation": "someone/kernel"}, "a kernel of the hub, which is code"),
+        ({"_attn_implementation": "someone/kernel"}, "a kernel of the hub, which is code"),
+    ],
+)
+def test_what_brings_code_is_refused_and_not_run(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    found = main(tmp_path / "config.json")
+    assert found["shape"] is None
+    assert message in found["untrainable"]
+    assert not (tmp_path / "ran").exists()

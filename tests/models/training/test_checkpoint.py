@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,29 @@ def test_two_are_kept_however_they_were_written(tmp_path: Path) -> None:
         checkpoint.begin_saving(tmp_path, step, {})
     checkpoint.save_checkpoint(tmp_path, 4, {})
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def test_one_that_is_being_removed_has_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that is killed meanwhile leaves whole ones, and the next removes the rest."""
+    root = tmp_path / "checkpoints"
+    for step in (1, 2):
+        checkpoint.save_checkpoint(tmp_path, step, {"value": step})
+    remove = shutil.rmtree
+
+    def killed(folder: Path, **more: Any) -> None:
+        if (folder / checkpoint.STATE_FILE).exists():
+            (folder / checkpoint.STATE_FILE).unlink()
+            raise KeyboardInterrupt
+        remove(folder, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save_checkpoint(tmp_path, 3, {"value": 3})
+    (root / ".9.partial").mkdir()  # of a save that was cut short
+    oldest = checkpoint.oldest_checkpoint(tmp_path)
+    assert oldest is not None and oldest["value"] == 2
+    assert checkpoint.newest_checkpoint(tmp_path) is not None
+    assert sorted(path.name for path in root.iterdir()) == ["2", "3"]
