@@ -108,7 +108,7 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
         # Models that only run are narrow there as a whole, which `Memory.partitioned` counts.
         inputs = replace(inputs, is_narrow=False)
     num_policy, num_critic = inputs.shape.policy_parameters, _critic_parameters(config, inputs)
-    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
+    _, row = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     batch = counts.num_taken(planned.rollout, config.train_batch)
 
@@ -128,19 +128,12 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
         loading = stages["loading"]
         loading = replace(loading, frozen=loading.frozen + FLOAT_BYTES * frozen - kept)
         stages["loading"] = loading
-    at_least = counts.least_sampling_batches(config.ranks)
-    sampling = sampling_memory(
-        inputs, 0, planned.rollout, prompt, config.max_new_tokens, at_least=at_least
-    )
     working = {
-        "sampling": Memory() if config.vllm else sampling,
+        "sampling": _sampling(config, inputs, planned.rollout),
         "scoring": scoring_memory(inputs, 0, own(Rows(planned.rollout, row, response))),
         "critic update": critic,
         "policy update": max(policy, key=lambda phase: phase.total),
     }
-    if inputs.is_narrow and config.zero is None and config.lora is None and config.vllm is None:
-        copies = PRODUCT_BYTES["bfloat16"] * inputs.shape.num_layers * inputs.shape.map_numbers
-        working["sampling"] = replace(sampling, frozen=copies)
     resident = _resident(config, inputs, policy[0], critic)
     held = {
         name: replace(
@@ -158,6 +151,20 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
     later = {**_partitioned(config, inputs, held), "saving": stages["saving"]}
     working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
     return {"loading": stages["loading"], **working}
+
+
+def _sampling(config: PPOConfig, inputs: StageInputs, num_prompts: int) -> Memory:
+    """What sampling takes beside the models; with float32 weights on a GPU their narrow copies."""
+    if config.vllm is not None:
+        return Memory()
+    copies = 0
+    if inputs.is_narrow and config.zero is None and config.lora is None:
+        copies = PRODUCT_BYTES["bfloat16"] * inputs.shape.num_layers * inputs.shape.map_numbers
+    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
+    at_least = counts.least_sampling_batches(config.ranks)
+    return sampling_memory(
+        inputs, copies, num_prompts, prompt, config.max_new_tokens, at_least=at_least
+    )
 
 
 def _resident(config: PPOConfig, inputs: StageInputs, policy: Memory, critic: Memory) -> Memory:
