@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -369,3 +370,20 @@ def test_weights_pass_through_memory_in_the_policy_s_type(
     assert size < 2.1 * sum(map(torch.numel, saved.values())) + 20_000
     sampler._remove_weights()
     assert not folder.exists()
+
+
+def test_weights_are_in_a_folder_of_their_own(
+    one_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of the host can neither read it nor make it first."""
+    sampler = VllmSampler(VllmConfig(), tmp_path)
+    policy = load_policy(one_head / "model")
+    folder = sampler._write(policy)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    sampler._remove_weights()
+    folder.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler, "_remove_weights", lambda: None)  # another's stays
+        with pytest.raises(FileExistsError):
+            sampler._write(policy)
+    sampler._remove_weights()
