@@ -148,7 +148,9 @@ def note_memory(
     )
 
 
-def inputs_of(shape: ModelShape, rows: Sequence[Candidates], prompt: int) -> StageInputs:
+def inputs_of(
+    bench: Bench, shape: ModelShape, rows: Sequence[Candidates], prompt: int
+) -> StageInputs:
     """What a plan is made of: so many pairs, each as long as the longest; prompt: tokens."""
     longest = max(row.num_tokens for row in rows)
     dialogue = max(len(row.prompt) + max(map(len, row.responses)) for row in rows)
@@ -170,4 +172,4 @@ def inputs_of(shape: ModelShape, rows: Sequence[Candidates], prompt: int) -> Sta
         pair_tokens=longest,
         assumptions=(),
     )
-    return StageInputs(shape, amounts)
+    return StageInputs(shape, amounts, has_gpus=bench.device == "cuda")

@@ -189,7 +189,7 @@ def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> N
     promise = {} if large else target(share, 45, "at least 45 %")
     bench.note("of the card's rate of products", share, "%", **promise)
     used = torch.cuda.max_memory_allocated() / GIB if bench.device == "cuda" else None
-    inputs = inputs_of(shape, pairs.rows, scale.prompt)
+    inputs = inputs_of(bench, shape, pairs.rows, scale.prompt)
     note_memory(bench, "reward_model", RewardModelConfig(train=train), inputs, used)
     trace = None if large else bench.out / "reward_model_trace.json.gz"
     note_kernels(bench, "update", step, seconds, trace)
@@ -301,7 +301,8 @@ def ppo(bench: Bench) -> None:
         folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
     ).rows
     shape = shape_of(ModelConfig(base=str(folder / "policy" / "model")))
-    note_memory(bench, "ppo_max", config, inputs_of(shape, rows, scale.prompt), tensor_gib(work))
+    planned = inputs_of(bench, shape, rows, scale.prompt)
+    note_memory(bench, "ppo_max", config, planned, tensor_gib(work))
 
 
 def _timed_phases(path: Path) -> tuple[tuple[Wrapped, ...], Path]:
@@ -385,7 +386,7 @@ def other_stages(bench: Bench) -> None:
     rows = read_pairs(
         folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
     ).rows
-    inputs = inputs_of(shape_of(model), rows, scale.prompt)
+    inputs = inputs_of(bench, shape_of(model), rows, scale.prompt)
     for stage, (config, names) in stages.items():
         work = bench.work / f"steps {stage}"
         job = make_job(

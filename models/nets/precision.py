@@ -3,8 +3,9 @@
 With bfloat16 the products of the layers, and what they hand to one another inside a layer, are
 narrow, from the input on that attention or a feed-forward part gets from its norm; on a GPU
 attention itself is, too, which takes a CPU three times as long then. The residual stream, norms,
-heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in float32;
-products of float32 matrices, such as the heads', are TF32 on a GPU (ten bits of mantissa).
+heads of scorers, log-probabilities, losses, weights, their gradient and the optimiser's state stay
+in float32; products of float32 matrices, such as those heads', are TF32 on a GPU (ten bits of
+mantissa). The language-model head has rules of its own (`trimtab.models.nets.logits`).
 
 On a GPU a frozen model's linear maps inside its layers are then stored narrow (`store_narrow`).
 Embeddings, norms and heads stay float32: scores and log-probabilities are to the bit those of

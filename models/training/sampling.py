@@ -63,38 +63,24 @@ def sample(
             progress.advance(len(prompts), len(prompts))
         unknown = torch.full((len(prompts), sampling.max_new_tokens), math.nan)
         return Samples(responses, unknown, unknown)
-    with narrow_copies(*(find_layers(model) or ())):
-        return _sample(model, tokenizer, prompts, sampling, generator, progress, cache_tokens)
-
-
-def _sample(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    generator: torch.Generator,
-    progress: Progress | None,
-    cache_tokens: int | None,
-) -> Samples:
-    """By the built-in sampler."""
     was_training = model.training
     model.eval()
     length, device = sampling.max_new_tokens, model.device
-    batches = _batches(model, prompts, length, cache_tokens)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(device)
     # Token ids are stored as one more each, before zeros.
     shape = len(prompts), length
     tokens, logprobs, entropies = (torch.zeros(shape, device=device) for _ in range(3))
     done = 0
-    for batch in distributed.shard(batches):
-        texts = [prompts[row] for row in batch]
-        found = decode(model, tokenizer, texts, sampling, draws[batch])
-        logprobs[batch], entropies[batch] = found.logprobs, found.entropies
-        rows = [[*ids, *[-1] * (length - len(ids))] for ids in found.responses]
-        tokens[batch] = torch.tensor(rows, dtype=tokens.dtype, device=device) + 1
-        done = min(done + distributed.world_size() * len(batch), len(prompts))
-        if progress is not None:
-            progress.advance(done, len(prompts))
+    with narrow_copies(*(find_layers(model) or ())):
+        for batch in distributed.shard(_batches(model, prompts, length, cache_tokens)):
+            texts = [prompts[row] for row in batch]
+            found = decode(model, tokenizer, texts, sampling, draws[batch])
+            logprobs[batch], entropies[batch] = found.logprobs, found.entropies
+            rows = [[*ids, *[-1] * (length - len(ids))] for ids in found.responses]
+            tokens[batch] = torch.tensor(rows, dtype=tokens.dtype, device=device) + 1
+            done = min(done + distributed.world_size() * len(batch), len(prompts))
+            if progress is not None:
+                progress.advance(done, len(prompts))
     model.train(was_training)
     distributed.all_reduce_sum([tokens, logprobs, entropies])
     responses = [[token for token in row if token >= 0] for row in (tokens.long() - 1).tolist()]

@@ -92,6 +92,9 @@ class ZeroLearner:
         if state is not None:
             check_trained_names(self.trained, state["model"])
         self.is_narrow = has_narrow_products() and self.stage > 1
+        # Of DeepSpeed's optimiser: the attribute that has this rank's parts in float32.
+        whole, parted = "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"
+        self.masters_name = parted if self.stage == 3 else whole
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
         sizes = [parameter.numel() for parameter in self.trained.values()]
@@ -186,7 +189,7 @@ class ZeroLearner:
 
     def masters(self) -> list[Tensor]:
         """This rank's parts of all parameters in float32, as DeepSpeed lays them one by one."""
-        found: list[Tensor] = getattr(self.engine.optimizer, self._MASTERS[self.stage == 3])
+        found: list[Tensor] = getattr(self.engine.optimizer, self.masters_name)
         return found
 
     @property
@@ -196,15 +199,13 @@ class ZeroLearner:
             self.stage == 3 and not self.is_narrow and not self.engine.optimizer.offload_optimizer
         )
 
-    _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
-
     @torch.no_grad()
     def refresh(self, values: Sequence[Tensor]) -> None:
         """Let parameters be those of which every rank has its part in `values`, like `masters`.
 
         As after an optimiser's step.
         """
-        zero, name = self.engine.optimizer, self._MASTERS[self.stage == 3]
+        zero, name = self.engine.optimizer, self.masters_name
         plain = getattr(zero, name)
         setattr(zero, name, list(values))
         try:
@@ -222,7 +223,8 @@ class ZeroLearner:
     def take_gradients(self) -> list[Tensor]:
         """This rank's part of the gradient that was added up, like `masters`; it is then zero."""
         zero, masters = self.engine.optimizer, self.masters()
-        if zero.offload_optimizer if self.stage == 3 else zero.cpu_offload:
+        is_offloaded = zero.offload_optimizer if self.stage == 3 else zero.cpu_offload
+        if is_offloaded:
             gradients: list[Any] = [master.grad for master in masters]
             taken = [gradient.clone() for gradient in gradients]
         else:
