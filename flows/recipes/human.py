@@ -220,20 +220,18 @@ def hh_qwen_0_5b() -> RunConfig:
     """
     scorer = TrainConfig(
         learning_rate=1e-5,  # [TRL: reward_modeling.py]
-        batch_size=64,  # the papers' 128 of a quarter of their pairs
+        batch_size=64,  # half the papers' 128, as these are a quarter of their pairs
         micro_batch_tokens=4104,
         precision="bfloat16",
         optimiser="adamw_8bit",
     )
-    return _on_one_card(
+    return _single_gpu_recipe(
         "hh-qwen-0.5b",
         "Qwen/Qwen2.5-0.5B",
         scorer,
         sft=2e-5,  # [TRL: sft.py]
         dpo=5e-7,  # [TRL: dpo.py]
         ppo=3e-6,  # [TRL: ppo_tldr.py]
-        members=5,
-        max_pairs=40_000,
     )
 
 
@@ -243,23 +241,14 @@ def hh_qwen_1_5b_lora() -> RunConfig:
     As `hh_qwen_0_5b`, but for rates ten times its own, as TRL's examples have them with LoRA.
     Layers are computed again: their activations would take what the models' weights leave.
     """
-    scorer = TrainConfig(
-        learning_rate=1e-4,  # [TRL: reward_modeling.py with LoRA]
-        batch_size=64,
-        micro_batch_tokens=2052,
-        gradient_checkpointing=True,
-        precision="bfloat16",
-        lora=LoraConfig(),
-    )
-    return _on_one_card(
+    scorer = _adapters(1e-4)  # [TRL: reward_modeling.py with LoRA]
+    return _single_gpu_recipe(
         "hh-qwen-1.5b-lora",
         "Qwen/Qwen2.5-1.5B",
         scorer,
         sft=2e-4,  # [TRL: sft.py with LoRA]
         dpo=5e-6,  # [TRL: dpo.py with LoRA]
         ppo=3e-5,
-        members=5,
-        max_pairs=40_000,
     )
 
 
@@ -269,27 +258,30 @@ def hh_7b_lora() -> RunConfig:
     As `hh_7b`, but for rates ten times the papers', which is about what adapters take in place of
     all weights (Schulman et al. 2025, LoRA Without Regret), five members, and 40,000 pairs.
     """
-    scorer = TrainConfig(
-        learning_rate=5e-5,
-        batch_size=64,
-        micro_batch_tokens=2052,
-        gradient_checkpointing=True,
-        precision="bfloat16",
-        lora=LoraConfig(),
-    )
-    return _on_one_card(
+    scorer = _adapters(5e-5)
+    return _single_gpu_recipe(
         "hh-7b-lora",
         "mistralai/Mistral-7B-v0.1",
         scorer,
         sft=9.5e-5,
         dpo=1e-5,
         ppo=5e-6,
-        members=5,
-        max_pairs=40_000,
     )
 
 
-def _on_one_card(  # noqa: PLR0913 - what such recipes differ in
+def _adapters(learning_rate: float) -> TrainConfig:
+    """LoRA, two pairs of the greatest length at once, of whose layers only the input is kept."""
+    return TrainConfig(
+        learning_rate=learning_rate,
+        batch_size=64,
+        micro_batch_tokens=2052,
+        gradient_checkpointing=True,
+        precision="bfloat16",
+        lora=LoraConfig(),
+    )
+
+
+def _single_gpu_recipe(
     recipe: str,
     base: str,
     scorer: TrainConfig,
@@ -297,8 +289,6 @@ def _on_one_card(  # noqa: PLR0913 - what such recipes differ in
     sft: float,
     dpo: float,
     ppo: float,
-    members: int,
-    max_pairs: int,
 ) -> RunConfig:
     """HH with every stage on one GPU; `sft`, `dpo`, `ppo`: learning rates."""
     reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
@@ -308,9 +298,9 @@ def _on_one_card(  # noqa: PLR0913 - what such recipes differ in
     )
     return RunConfig(
         recipe=recipe,
-        preferences=_all_of_hh().model_copy(update={"max_pairs": max_pairs}),
+        preferences=_all_of_hh().model_copy(update={"max_pairs": 40_000}),
         sft=SFTConfig(model=ModelConfig(base=base, max_length=513), train=shown),
-        ensemble=EnsembleConfig(size=members, member=RewardModelConfig(train=reward)),
+        ensemble=EnsembleConfig(size=5, member=RewardModelConfig(train=reward)),
         embedding_models=SENTENCE_MODELS,
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=reward),
