@@ -4,10 +4,11 @@
 2020, arXiv 1910.02054.
 
 Implementation details that matter:
-1. Where layers multiply in bfloat16, stages 2 and 3 hold trained parameters in bfloat16 and each
-   rank its part of them in float32 beside (the masters, in DeepSpeed's optimiser), from which they
-   are rounded after every step. Gradients of a micro batch are bfloat16, summed over ranks and
-   micro batches in float32. Frozen parameters, and all under stage 1, stay in float32.
+1. Where layers multiply in bfloat16, stages 2 and 3 hold all parameters in bfloat16. Of those that
+   are trained each rank has its part in float32 beside (the masters, in DeepSpeed's optimiser),
+   from which they are rounded after every step; what is frozen the first rank's host keeps in
+   float32, to be saved. Gradients of a micro batch are bfloat16, summed over ranks and micro
+   batches in float32. Under stage 1 all stay in float32.
 2. A checkpoint has each rank's part of masters and moments in a file of its own; a run goes on from
    it with any number of ranks, any stage of ZeRO, or none.
 3. The losses of all parts and ranks sum up to the step's; DeepSpeed takes the mean over ranks.
