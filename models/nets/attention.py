@@ -35,6 +35,7 @@ from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE, BlockM
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
 
+from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import compiles_kernels
 from trimtab.models.nets.precision import attention_dtype, own_precision
@@ -150,7 +151,7 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     with own_precision():
         is_even = query.shape[-1] == value.shape[-1]
         if dropout == 0 and softcap is None and is_even and _has_flash(query):
-            sequences = packed_sequences or sequences_of(lengths, query.device)
+            sequences = packed_sequences or move_to_device(sequences_of(lengths))
             query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
             kernel = varlen.varlen_attn
             own = attend_sequences(query, key, value, sequences, scaling, kernel, window)
@@ -219,8 +220,8 @@ class Sequences:
 
 
 @lru_cache(maxsize=2)  # every layer of a pass asks for the same
-def sequences_of(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> Sequences:
-    """The sequences of packed rows, made on the host and copied to the device at once."""
+def sequences_of(lengths: tuple[tuple[int, ...], ...]) -> Sequences:
+    """The sequences of packed rows, on the host."""
     queries, keys, index, start = [], [], [], 0
     for prompt, first, *further in lengths:
         sizes = [prompt + first, *further]
@@ -232,21 +233,17 @@ def sequences_of(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> 
         start += sum(sizes)
     ends = [np.cumsum([0, *sizes]) for sizes in (queries, keys)]
     if queries == keys:  # no row has a further response
-        (own,) = _on_device(ends[:1], device)
+        own = _whole_numbers(ends[0])
         return Sequences(own, own, max(queries), max(keys))
     key_index = np.concatenate(index)
     counts = np.bincount(key_index)
     arrays = [*ends, key_index, np.argsort(key_index, kind="stable"), np.cumsum(counts) - counts]
-    query_ends, key_ends, *indices = _on_device(arrays, device)
+    query_ends, key_ends, *indices = map(_whole_numbers, arrays)
     return Sequences(query_ends, key_ends, max(queries), max(keys), *indices)
 
 
-def _on_device(arrays: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
-    """Arrays of whole numbers as int32 tensors, in one copy that nothing waits for."""
-    whole = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
-    if device.type == "cuda":
-        whole = whole.pin_memory()
-    return whole.to(device, non_blocking=True).split([len(array) for array in arrays])
+def _whole_numbers(array: Any) -> Tensor:
+    return torch.from_numpy(array.astype(np.int32))
 
 
 def attend_sequences(
@@ -328,8 +325,8 @@ def block_mask(
         parts += [np.full(size, number + place) for place, size in enumerate((prompt, *responses))]
         prompts.append(np.full(prompt + sum(responses), number))
         positions += [np.arange(prompt), *(prompt + np.arange(size) for size in responses)]
-    part, prompt_part, position = _on_device(
-        [np.concatenate(arrays) for arrays in (parts, prompts, positions)], device
+    part, prompt_part, position = move_to_device(
+        tuple(_whole_numbers(np.concatenate(arrays)) for arrays in (parts, prompts, positions))
     )
 
     def sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 `torch.set_default_device` would run Python before every call of torch, which takes 1.5 to 3 times
 as long then. So tensors are made on the host unless they name a device: data, and what is counted
-of them, stay there; a model's inputs are built there, and `on_device` takes them over in one copy.
+of them, stay there; a model's inputs are built there, and `move_to_device` takes them over in one
+copy.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def set_device(device: torch.device) -> None:
     _device = device
 
 
-def on_device(tree: T) -> T:
+def move_to_device(tree: T) -> T:
     """Dataclasses and tuples whose tensors of the host have been copied to `current_device`.
 
     All of them go in one buffer, which is pinned for CUDA, by one copy that the host does not wait

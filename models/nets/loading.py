@@ -66,10 +66,10 @@ def _loaded(load: Callable[[], PreTrainedModel], is_frozen: bool) -> PreTrainedM
             return load()
     model = load()
     store_narrow(*(find_layers(model) or ()))
-    return _on_device(model)
+    return _move_to_device(model)
 
 
-def _on_device(model: PreTrainedModel) -> PreTrainedModel:
+def _move_to_device(model: PreTrainedModel) -> PreTrainedModel:
     model = model.to(current_device())
     model.tie_weights()  # to move may make new parameters
     return model
@@ -120,7 +120,7 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
-    return with_fused_layers(_on_device(model))
+    return with_fused_layers(_move_to_device(model))
 
 
 def load_policy(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:

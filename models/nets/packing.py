@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from trimtab.models.nets.attention import Sequences, sequences_of
-from trimtab.models.nets.device import current_device, on_device
+from trimtab.models.nets.device import current_device, move_to_device
 
 Integers = NDArray[np.int64]
 
@@ -197,7 +197,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
 
 def pack(rows: Sequence[Candidates]) -> PackedBatch:
     """Pack rows of candidates one behind another, on the device that computes."""
-    return on_device(pack_on_host(rows))
+    return move_to_device(pack_on_host(rows))
 
 
 def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
@@ -213,7 +213,7 @@ def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
         _tokens_at(ids, layout.start, layout.size, layout.prompt_end),
         torch.tensor([hash(row.category) for row in rows for _ in row.responses]),
         _lower(rows),
-        None if is_cpu else sequences_of(layout.lengths, torch.device("cpu")),
+        None if is_cpu else sequences_of(layout.lengths),
     )
 
 

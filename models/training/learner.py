@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
-from trimtab.models.nets.device import current_device, on_device
+from trimtab.models.nets.device import current_device, move_to_device
 from trimtab.models.nets.freezing import load_trained_state, trained_parameters, trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack_on_host
 from trimtab.models.training import distributed
@@ -187,7 +187,7 @@ def _built(
         packed = pack_on_host([rows[index] for index in part])
         share = weights[part].sum() / total if counts else torch.zeros(())
         yield MicroBatch(
-            *on_device((packed, data.arguments(part))), share, is_last=number == len(parts)
+            *move_to_device((packed, data.arguments(part))), share, is_last=number == len(parts)
         )
 
 

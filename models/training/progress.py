@@ -67,13 +67,13 @@ class Progress:
 
 def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
     """The metrics as numbers; the host waits once for those on the device."""
-    on_device = {
+    move_to_device = {
         name: value.double()
         for name, value in metrics.items()
         if isinstance(value, Tensor) and value.device.type != "cpu"
     }
-    read = torch.stack(list(on_device.values())).tolist() if on_device else []
-    numbers = dict(zip(on_device, read, strict=True))
+    read = torch.stack(list(move_to_device.values())).tolist() if move_to_device else []
+    numbers = dict(zip(move_to_device, read, strict=True))
     return {name: float(numbers.get(name, value)) for name, value in metrics.items()}
 
 

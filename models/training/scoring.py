@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes
-from trimtab.models.nets.device import current_device, on_device
+from trimtab.models.nets.device import current_device, move_to_device
 from trimtab.models.nets.free_memory import pass_tokens
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.packing import (
@@ -78,7 +78,7 @@ def map_rows(
     mine = [index for part in parts for index in part]
     source = torch.full((len(rows),), len(mine))
     source[mine] = torch.arange(len(mine))
-    source, times = on_device(source), distributed.replication(rows)
+    source, times = move_to_device(source), distributed.replication(rows)
     whole = [own[source] for own in joined]
     sums = [own.float() for own in whole]
     distributed.all_reduce_sum(sums)

@@ -203,7 +203,7 @@ def install() -> None:
     _Mode().__enter__()
 
 
-def on_device(function: Callable[..., T], *arguments: Any) -> T:
+def run_on_pretended_gpu(function: Callable[..., T], *arguments: Any) -> T:
     """What a function finds in a process whose models are on the device."""
     # Not a fork of this process: where autograd has run, it knows of no further device.
     with ProcessPoolExecutor(1, FORKED, initializer=_use) as pool:

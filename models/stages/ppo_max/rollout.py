@@ -19,7 +19,7 @@ from trimtab.models.functional.ppo import (
     normalise_scores,
     token_rewards,
 )
-from trimtab.models.nets.device import on_device
+from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.precision import has_narrow_products
@@ -112,7 +112,7 @@ def collect(
         values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
-    normalised = on_device(_treat(config, scores, moments))
+    normalised = move_to_device(_treat(config, scores, moments))
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
     return Experience(

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import entropy_loss, policy_loss, value_loss
-from trimtab.models.nets.device import on_device
+from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs, response_values
@@ -107,7 +107,7 @@ class ActorCritic:
         advantages = experience.advantages
         clipped: Metrics = {}
         if whitens_minibatches(self.config):
-            at = on_device(torch.tensor(batch))
+            at = move_to_device(torch.tensor(batch))
             treated, clipped = treat_advantages(
                 self.config, advantages[at], experience.response_mask[at]
             )

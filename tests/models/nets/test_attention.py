@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.integrations import flex_attention as flex_forward
 
-from trimtab.models.nets import attention
+from trimtab.models.nets import attention, device
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.trunk import hidden_states
 
@@ -229,7 +229,7 @@ class _OneLaunch(torch.autograd.Function):
 @pytest.mark.parametrize("heads", [1, 2])
 def test_gradients_of_repeated_keys_are_those_of_an_index(heads: int) -> None:
     for lengths in (_lengths(11, 5), _lengths(1, 1), _lengths(4, 2)):
-        sequences = attention.sequences_of(lengths, torch.device("cpu"))
+        sequences = attention.sequences_of(lengths)
         total = sum(map(sum, lengths))
         generator = torch.Generator().manual_seed(0)
         parts = [
@@ -259,7 +259,7 @@ def test_launches_do_not_grow_with_rows_or_responses_and_nothing_is_sorted() -> 
         total = sum(map(sum, lengths))
         query = torch.randn(total, 4, 8, requires_grad=True)
         key, value = (torch.randn(total, 2, 8, requires_grad=True) for _ in range(2))
-        sequences = attention.sequences_of(lengths, torch.device("cpu"))
+        sequences = attention.sequences_of(lengths)
         assert sequences.key_index is not None
         with _Launches() as launches:
             attended = attention.attend_sequences(
@@ -280,8 +280,9 @@ def test_indices_reach_the_device_in_one_copy(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         Tensor, "to", lambda self, *rest, **named: copied.append(self.shape) or real(self, *rest)
     )
-    lengths = _lengths(7, 4)
-    attention.sequences_of.__wrapped__(lengths, torch.device("cpu"))
+    monkeypatch.setattr(device, "_device", torch.device("meta"))
+    found = device.move_to_device(attention.sequences_of.__wrapped__(_lengths(7, 4)))
+    assert found.key_index is not None and found.key_index.is_meta
     assert len(copied) == 1
 
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from tests.models.pretend_gpu import NAME, on_device
+from tests.models.pretend_gpu import NAME, run_on_pretended_gpu
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.dropout import current_pass, dropped, same_pass, seed_dropout
@@ -63,7 +63,7 @@ def test_seed_step_rank_layer_part_and_pass_have_masks_of_their_own() -> None:
     first = (0, 0, 0, "0/0", 0)
     others = [(1, 0, 0, "0/0", 0), (0, 1, 0, "0/0", 0), (0, 0, 1, "0/0", 0)]
     others += [(0, 0, 0, "1/0", 0), (0, 0, 0, "0/1", 0), (0, 0, 0, "0/0", 1)]
-    found = on_device(_masks, [first, *others, first])
+    found = run_on_pretended_gpu(_masks, [first, *others, first])
     assert found[0] == found[-1]
     assert len(set(map(tuple, found))) == 1 + len(others)
 
@@ -88,7 +88,7 @@ def _moments(dtype: torch.dtype) -> tuple[torch.dtype, float, float, set[float],
 def test_a_mask_keeps_the_mean_and_the_gradient_is_dropped_where_the_output_is(
     dtype: torch.dtype,
 ) -> None:
-    found, mean, variance, values, difference = on_device(_moments, dtype)
+    found, mean, variance, values, difference = run_on_pretended_gpu(_moments, dtype)
     assert found == dtype
     assert values == {0.0, 4.0}  # 3 / (1 - 1/4), exact in either type
     # Of each number the mean is 3 and the variance 9 p / (1 - p) = 3; six standard errors.
@@ -110,7 +110,7 @@ def _gradients_of_two_passes(is_recomputed: bool) -> dict[str, Tensor]:
 
 
 def test_a_recomputed_layer_drops_again_what_it_dropped() -> None:
-    kept, recomputed = (on_device(_gradients_of_two_passes, on) for on in (False, True))
+    kept, recomputed = (run_on_pretended_gpu(_gradients_of_two_passes, on) for on in (False, True))
     for name, gradient in kept.items():
         assert torch.equal(gradient, recomputed[name]), name
 
@@ -126,7 +126,7 @@ def _states_of_steps() -> list[Tensor]:
 
 
 def test_views_and_steps_differ_and_a_step_that_is_resumed_repeats_its_masks() -> None:
-    first, second, *others, again, again_second = on_device(_states_of_steps)
+    first, second, *others, again, again_second = run_on_pretended_gpu(_states_of_steps)
     for other in (second, *others):
         assert not torch.equal(first, other)
     assert torch.equal(first, again)
@@ -157,7 +157,7 @@ def _draws() -> tuple[Counter[str], int]:
 
 
 def test_no_mask_is_drawn_on_the_cpu() -> None:
-    numbers, num_tokens = on_device(_draws)
+    numbers, num_tokens = run_on_pretended_gpu(_draws)
     assert numbers["cpu"] == 0
     # Of two parts of three layers, once; what is recomputed is drawn in another thread.
     assert numbers[NAME] >= 2 * CONFIG.num_hidden_layers * num_tokens * CONFIG.hidden_size

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.models.pretend_gpu import on_device
+from tests.models.pretend_gpu import run_on_pretended_gpu
 from trimtab.models.config.training import LoraConfig, TrainerConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.generation import Samples, Sampling, decode
@@ -105,7 +105,7 @@ def _both(folder: Path) -> tuple[list[Tensor], list[int], int, list[set[torch.dt
 
 
 def test_a_frozen_model_answers_to_the_bit_as_one_in_float32_does(folder: Path) -> None:
-    (wide, narrow), (whole, less), numbers, types = on_device(_both, folder)
+    (wide, narrow), (whole, less), numbers, types = run_on_pretended_gpu(_both, folder)
     assert types == [{torch.float32}, {torch.bfloat16}]
     assert whole - less == 2 * numbers
     assert torch.equal(wide, narrow)
@@ -138,7 +138,7 @@ def _sampled(folder: Path) -> list[list[list[int]]]:
 @pytest.mark.slow
 def test_a_frozen_policy_samples(policy: Path) -> None:
     """Its logits, some 1 % off, turn none of these draws."""
-    wide, narrow = on_device(_sampled, policy)
+    wide, narrow = run_on_pretended_gpu(_sampled, policy)
     assert wide == narrow
 
 
@@ -174,7 +174,7 @@ def _trained_twice(folder: Path) -> list[tuple[dict[str, Tensor], Tensor, set[to
 
 @pytest.mark.slow
 def test_adapters_above_narrow_weights_learn_as_above_float32_ones(folder: Path) -> None:
-    wide, narrow = on_device(_trained_twice, folder)
+    wide, narrow = run_on_pretended_gpu(_trained_twice, folder)
     assert (wide[2], narrow[2]) == ({torch.float32}, {torch.bfloat16})
     assert torch.equal(wide[1], narrow[1])
     assert wide[0].keys() == narrow[0].keys()
@@ -197,7 +197,7 @@ def _merged(folder: Path, output: Path) -> tuple[dict[str, Tensor], Tensor, Tens
 
 @pytest.mark.slow
 def test_merged_weights_are_sums_in_float32(folder: Path, tmp_path: Path) -> None:
-    expected, answer, of_saved = on_device(_merged, folder, tmp_path / "merged")
+    expected, answer, of_saved = run_on_pretended_gpu(_merged, folder, tmp_path / "merged")
     base = load_file(folder / "model.safetensors")
     saved = load_file(tmp_path / "merged/model.safetensors")
     assert saved.keys() == base.keys()
@@ -228,7 +228,7 @@ def _shared(folder: Path) -> tuple[int, list[bool], Tensor, Tensor]:
 
 @pytest.mark.slow
 def test_what_policy_and_narrow_reference_have_in_common_is_held_once(policy: Path) -> None:
-    count, same, alone, tied = on_device(_shared, policy)
+    count, same, alone, tied = run_on_pretended_gpu(_shared, policy)
     assert count == 2
     assert same and all(same)
     assert torch.equal(alone, tied)
@@ -237,7 +237,7 @@ def test_what_policy_and_narrow_reference_have_in_common_is_held_once(policy: Pa
 def test_a_digest_is_of_the_weights_that_are_saved(policy: Path) -> None:
     """What reads stored states has the trained model, whose frozen layers stay float32."""
     model = load_policy(policy)
-    assert trunk_digest(model, 2) == on_device(_digest_of_trained, policy)
+    assert trunk_digest(model, 2) == run_on_pretended_gpu(_digest_of_trained, policy)
 
 
 def _digest_of_trained(folder: Path) -> str:
@@ -287,7 +287,7 @@ def _sampled_in_training(folder: Path) -> tuple[list[Any], list[set[torch.dtype]
 
 
 def test_a_policy_in_training_samples_from_narrow_copies(policy: Path) -> None:
-    (ours, frozen), seen, is_restored = on_device(_sampled_in_training, policy)
+    (ours, frozen), seen, is_restored = run_on_pretended_gpu(_sampled_in_training, policy)
     assert ours == frozen
     assert set().union(*seen) == {torch.bfloat16}
     assert is_restored

@@ -172,7 +172,7 @@ def test_a_gpu_is_waited_for_once_a_token_at_most(name: str, most: float) -> Non
     Of as many tokens again as were drawn before, all of which are what the loop draws on a CPU.
     """
     (_, few), (responses, many) = (
-        pretend_gpu.on_device(_waits_on_a_gpu, name, length) for length in (16, 32)
+        pretend_gpu.run_on_pretended_gpu(_waits_on_a_gpu, name, length) for length in (16, 32)
     )
     sampling = replace(SAMPLINGS[name], max_new_tokens=32)
     assert responses == _decoded(qwen2(), sampling, "loop", Endless).responses
@@ -190,7 +190,7 @@ def _waits_on_a_gpu(name: str, length: int) -> tuple[list[list[int]], int]:
 @pytest.mark.slow
 def test_strict_determinism_takes_the_loop() -> None:
     expected = _decoded(qwen2(), SAMPLINGS["random"], "loop").responses
-    assert pretend_gpu.on_device(_strictly_on_a_gpu) == expected
+    assert pretend_gpu.run_on_pretended_gpu(_strictly_on_a_gpu) == expected
 
 
 def _strictly_on_a_gpu() -> list[list[int]]:
