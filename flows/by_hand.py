@@ -53,7 +53,7 @@ def run_stage(job: Path) -> NoReturn:
     if missing:
         raise _wrong(job, "\n".join(missing), "inputs: ")
     has_ranks = spec.device == "gpu" and hasattr(trainer_of(config) or config, "num_ranks")
-    _check_ranks(job, found, has_ranks)
+    _check_resources(job, found, has_ranks)
     output = Path(found.workdir) / "output"
     started = {
         "stage": spec.name,
@@ -68,8 +68,8 @@ def run_stage(job: Path) -> NoReturn:
     _become(ENTRY, [str(job)])
 
 
-def _check_ranks(job: Path, found: Job, has_ranks: bool) -> None:
-    """Ranks of a stage that knows nothing of them would all write its output."""
+def _check_resources(job: Path, found: Job, has_ranks: bool) -> None:
+    """Ranks that a stage knows nothing of would all write its output; GPUs must be of this host."""
     count, gpus = found.num_ranks, found.gpus
     if count > 1 and not has_ranks:
         raise _wrong(job, f"num_ranks: found {count}; allowed for stage {found.stage}: 1")

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from trimtab.flows.checks import check, this_host, uncounted_plan
-from trimtab.flows.recipes import ONLY_FLOW, RECIPES
+from trimtab.flows.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.store.manifest import StorageError
@@ -39,6 +39,7 @@ EXTRAS = {
     "kubernetes": ("prefect_kubernetes", "trimtab deploy --pool-type kubernetes"),
     "stack": ("psycopg2", "PostgreSQL, Prefect, MLflow and S3 on one host"),
 }
+GPU_PAGE = "docs/how-to/gpu.md"
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow")
 
 
@@ -191,6 +192,8 @@ def _recipes(settings: Settings) -> Iterator[Line]:
         reason = plan and plan.too_large()
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
+        elif name in MACHINES and not settings.gpus:
+            missing = [f"is for a GPU, and this machine has none: {GPU_PAGE}", *missing]
         if missing:
             yield Line("note", name, "; ".join(missing))
         elif config.is_synthetic:

@@ -64,6 +64,8 @@ def test_a_machine_that_runs_the_synthetic_recipes(
     lines = _lines()
     assert lines["smoke"] == Line("ok", "smoke", "trimtab run smoke")
     assert lines["hh-7b"].mark == "note" and "does not fit" in lines["hh-7b"].found
+    small = lines["hh-qwen-0.5b"]
+    assert small.mark == "note" and "this machine has none: docs/how-to/gpu.md" in small.found
     assert not (tmp_path / "home/store").exists()
 
 
