@@ -196,9 +196,9 @@ def _recipes(settings: Settings) -> Iterator[Line]:
             missing = [f"is for a GPU, and this machine has none: {GPU_PAGE}", *missing]
         if missing:
             yield Line("note", name, "; ".join(missing))
-        elif config.is_synthetic:
-            yield Line("ok", name, f"trimtab run {name}")
         elif name in ONLY_FLOW:
             yield Line("ok", name, "trimtab audit FILE")
+        elif config.is_synthetic:
+            yield Line("ok", name, f"trimtab run {name}")
         else:
             yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")

@@ -63,6 +63,7 @@ def test_a_machine_that_runs_the_synthetic_recipes(
     assert all(name in printed for name in (*RECIPES, *EXTRAS))
     lines = _lines()
     assert lines["smoke"] == Line("ok", "smoke", "trimtab run smoke")
+    assert lines["audit"] == Line("ok", "audit", "trimtab audit FILE")
     assert lines["hh-7b"].mark == "note" and "does not fit" in lines["hh-7b"].found
     small = lines["hh-qwen-0.5b"]
     assert small.mark == "note" and "this machine has none: docs/how-to/gpu.md" in small.found
