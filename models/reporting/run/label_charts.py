@@ -17,20 +17,24 @@ KINDS = (
     ("ambiguous", "near-ties", LIGHT, "..."),
     ("flipped", "flips", RED, "///"),
 )
-STRENGTH = "strength of the label\n(mean score difference over the ensemble)"
+SCORE_DIFFERENCE = "mean score difference over the ensemble"
+# What strength is, by way of voting, where that is no mean.
+UNITS = {"calibrated": "log-odds that the label is as given"}
 
 
-def label_charts(rows: Sequence[Row]) -> list[Chart]:
-    """Charts of the training pairs' strength; rows as `labels.strength_rows` gives them."""
+def label_charts(rows: Sequence[Row], mode: str | None) -> list[Chart]:
+    """Charts of the training pairs' strength; rows as `labels.strength_rows` gives them, mode: the
+    way of voting."""
     if not rows:
         return []
-    charts = [_histogram(rows), _deviation(rows)]
+    axis = f"strength of the label\n({UNITS.get(mode or '', SCORE_DIFFERENCE)})"
+    charts = [_histogram(rows, axis), _deviation(rows, axis)]
     if all(row["truth"] for row in rows):
         charts.append(_wrong_share(rows))
     return charts
 
 
-def _histogram(rows: Sequence[Row]) -> Chart:
+def _histogram(rows: Sequence[Row], axis: str) -> Chart:
     means = [float(row["strength_mean"]) for row in rows]
     below = sum(mean < 0 for mean in means)
     has_truth = all(row["truth"] for row in rows)
@@ -71,10 +75,10 @@ def _histogram(rows: Sequence[Row]) -> Chart:
             f"Left of the dashed line the ensemble prefers the answer labelled worse: {below:,} of "
             f"{len(rows):,} training pairs. The outermost 0.5 % are drawn in the end bars."
         )
-        return panel.chart(title, note, STRENGTH, "training pairs per bin")
+        return panel.chart(title, note, axis, "training pairs per bin")
 
 
-def _deviation(rows: Sequence[Row]) -> Chart:
+def _deviation(rows: Sequence[Row], axis: str) -> Chart:
     groups = strength_groups(rows)
     with Panel() as panel:
         mean = [group["mean"] for group in groups]
@@ -92,7 +96,7 @@ def _deviation(rows: Sequence[Row]) -> Chart:
             f"Training pairs sorted by strength, cut into {len(groups)} groups of equal size; the "
             "paper finds a U shape."
         )
-        return panel.chart(title, note, STRENGTH, "deviation between members\n(units of score)")
+        return panel.chart(title, note, axis, "deviation between members\n(units of score)")
 
 
 def _wrong_share(rows: Sequence[Row]) -> Chart:

@@ -37,7 +37,7 @@ def charts_of(
     rounds = {n: c for n, c in curves.items() if n == "full" or is_round(n)}
     cost, frontier = cost_chart(card.stages), frontier_chart(artifacts, card)
     return {
-        "labels": label_charts(strength_rows(artifacts, "strength")),
+        "labels": label_charts(strength_rows(artifacts, "strength"), card.vote_used),
         "votes": vote_charts({m: v for m, v in card.human_votes.items() if m in card.label_noise}),
         "scorers": scorer_charts(artifacts, card),
         "policies": curve_charts({n: c for n, c in curves.items() if not is_round(n)}),

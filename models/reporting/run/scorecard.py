@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,8 @@ class DataCounts:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Seconds of one artifact's making; is_cached: taken from the store in this run."""
+    """Seconds of one artifact's making; role: the first it plays; is_cached: taken from the store
+    in this run."""
 
     role: str
     stage: str
@@ -137,6 +138,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     data = data_counts(artifacts)
     audited = artifacts.document("audit", "summary.json")
     checked = claims(artifacts, list(noise.values()), found, seed)
+    costs = stage_costs(config.lineage)
     scorecard = Scorecard(
         title=config.title,
         recipe=config.recipe,
@@ -165,12 +167,12 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         length_baseline=by_length,
         revisions=revisions(artifacts, config.has_gold, seed),
         policies=found,
-        stages=[stage_cost(entry) for entry in config.lineage],
+        stages=costs,
         seconds_per_stage={
-            stage: sum(entry.seconds for entry in config.lineage if entry.stage == stage)
-            for stage in dict.fromkeys(entry.stage for entry in config.lineage)
+            stage: sum(cost.seconds for cost in costs if cost.stage == stage)
+            for stage in dict.fromkeys(cost.stage for cost in costs)
         },
-        total_seconds=sum(entry.seconds for entry in config.lineage),
+        total_seconds=sum(cost.seconds for cost in costs),
         seeds=dict(_seeds(config.config)) | {"run": seed},
         lineage=[entry.model_dump() for entry in config.lineage],
     )
@@ -253,9 +255,12 @@ def data_counts(artifacts: Artifacts) -> DataCounts:
     )
 
 
-def stage_cost(entry: LineageEntry) -> StageCost:
-    """The cost of one artifact."""
-    return StageCost(entry.role, entry.stage, entry.seconds, entry.cached)
+def stage_costs(lineage: Sequence[LineageEntry]) -> list[StageCost]:
+    """The cost of each artifact, once under the first role it plays."""
+    first: dict[str, LineageEntry] = {}
+    for entry in lineage:
+        first.setdefault(entry.key, entry)
+    return [StageCost(e.role, e.stage, e.seconds, e.cached) for e in first.values()]
 
 
 def _seeds(value: Any, path: str = "") -> Iterator[tuple[str, int]]:

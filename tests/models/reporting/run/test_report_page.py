@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.reporting.kit.charts import POLICY_STYLES, policy_style, smooth
 from trimtab.models.reporting.kit.html import counted, percent, points, share_of, tidy
 from trimtab.models.reporting.kit.names import POLICY_NAMES
+from trimtab.models.reporting.run.label_charts import label_charts
 from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
+from trimtab.models.reporting.run.policy_charts import cost_chart
+from trimtab.models.reporting.run.scorecard import stage_costs
 from trimtab.models.stages import report
 from trimtab.models.statistics.estimates import Estimate
 
@@ -79,6 +82,33 @@ def test_whole_page(full_inputs: Inputs, tmp_path: Path) -> None:
     assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
     assert card["total_seconds"] == 42.5
     assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
+
+
+def test_an_artifact_of_several_roles_costs_its_seconds_once() -> None:
+    """Vectors that three voters read; another artifact of the same stage is work of its own."""
+    made = (
+        ("vectors_linear", "embeddings", "k1", 83.7), ("vectors_style", "embeddings", "k1", 83.7),
+        ("vectors_nearest", "embeddings", "k1", 83.7), ("states", "embeddings", "k2", 10.0),
+        ("audit", "audit", "k3", 1.0),
+    )  # fmt: skip
+    lineage = [
+        LineageEntry(role=role, stage=stage, key=key, digest="d", seconds=seconds)
+        for role, stage, key, seconds in made
+    ]
+    costs = stage_costs(lineage)
+    assert [(cost.role, cost.seconds) for cost in costs] == [
+        ("vectors_linear", 83.7), ("states", 10.0), ("audit", 1.0)
+    ]  # fmt: skip
+    chart = cost_chart(costs)
+    assert chart is not None and "95 s of work" in chart.title and "94 s" in chart.title
+
+
+@pytest.mark.parametrize(
+    ("mode", "unit"), [("calibrated", "log-odds"), ("in_sample", "mean score difference")]
+)
+def test_the_axis_of_strength_names_its_unit(mode: str, unit: str) -> None:
+    rows = [{"strength_mean": at, "strength_std": 1.0, "truth": None} for at in (-1.0, 0.5, 2.0)]
+    assert all(unit in chart.alt for chart in label_charts(rows, mode))
 
 
 def _is_safe_and_self_contained(html: str, plots: list[Path]) -> None:
