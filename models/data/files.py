@@ -1,26 +1,36 @@
 """Data files: from each kind of file to raw rows with their line, one at a time.
 
 JSON lines, a JSON array, CSV and TSV (plain or packed, told by content), Parquet and Arrow. A row
-that cannot even be read becomes a RawRow with its problem; only a broken file stops its reader
-(SourceError). Memory is that of the longest row, and of a batch of rows in Parquet and Arrow.
+that cannot even be read becomes a RawRow with its problem; only a broken file, or one that unpacks
+to too much (`trimtab.models.data.unpacking`), stops its reader (SourceError). Memory is that of the
+longest row, and of a batch of rows in Parquet and Arrow.
 """
 
-import bz2
-import codecs
 import csv
-import gzip
 import importlib
 import io
 import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from trimtab.models.data.json_text import JsonText
 from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.unpacking import (
+    CHUNK_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_ROW_BYTES,
+    TooLargeError,
+    check_expansion,
+    check_row,
+    limited_memory,
+    open_text,
+)
 
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
@@ -33,17 +43,15 @@ KINDS: Final = (
 )
 """SUFFIXES in words."""
 
-BATCH_ROWS: Final = 512
-CHUNK_CHARACTERS: Final = 1 << 20
-MAX_CELL_CHARACTERS: Final = 1 << 26
+BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
+MAX_COLUMNS: Final = 10_000
+SEPARATORS: Final = (",", ";", "\t", "|")
 BOM: Final = b"\xef\xbb\xbf"
+# What Excel writes ahead of a table.
+_SEPARATOR_LINE: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 # A list of objects; the same under "data"; objects written over several lines.
 _ARRAY: Final = re.compile(rb'\s*(?P<opening>(?:\{\s*"data"\s*:\s*)?\[)\s*[\{\]]')
 _OBJECTS: Final = re.compile(rb'\s*\{[ \t\r]*\n\s*"')
-# A string up to its quote (or the end of its line), or a mark between values.
-_TOKEN: Final = re.compile(r'"(?:[^"\\\n]|\\[^\n])*(?P<quote>"?)|[\[\]{},]')
-_NEXT_VALUE: Final = re.compile(r'\s*[^"}\s]')
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -90,10 +98,12 @@ def read_file(path: Path, label: str) -> Iterator[RawRow]:
 def _read_text(path: Path, label: str) -> Iterator[RawRow]:
     line = 0
     try:
-        with _open(path) as stream:
+        with open_text(path) as stream:
             for row in _rows_of_text(path, label, stream):
                 line = row.line
                 yield row
+    except TooLargeError as error:
+        raise _too_large(label, error, line) from error
     except (*_DAMAGED, ValueError) as error:
         if isinstance(error, SourceError):
             raise
@@ -102,20 +112,10 @@ def _read_text(path: Path, label: str) -> Iterator[RawRow]:
         raise SourceError(label, line, problem) from error
 
 
-def _open(path: Path) -> Any:
-    """Open a file for reading bytes, unpacked where its first bytes say that it is packed."""
-    with path.open("rb") as stream:
-        start = stream.read(6)
-    if start.startswith(b"\x1f\x8b"):
-        return gzip.open(path)
-    if start.startswith(b"BZh"):
-        return bz2.open(path)
-    if start == b"\xfd7zXZ\x00":
-        return lzma.open(path)
-    if start.startswith(b"\x28\xb5\x2f\xfd"):  # not in the standard library before Python 3.14
-        pyarrow = importlib.import_module("pyarrow")
-        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
-    return path.open("rb", buffering=1 << 16)
+def _too_large(label: str, error: TooLargeError, after: int) -> SourceError:
+    """after: the line, or row, up to which all was read."""
+    problem = Problem("unreadable_source", None, error.found, error.allowed)
+    return SourceError(label, after + 1 if error.line is None else error.line, problem)
 
 
 def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
@@ -123,7 +123,7 @@ def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
     for kind, delimiter in DELIMITERS.items():
         if name.endswith(tuple(kind + packed for packed in PACKED)):
             return _read_table(stream, label, delimiter)
-    start = stream.peek(1 << 16).removeprefix(BOM)
+    start = stream.peek(CHUNK_BYTES).removeprefix(BOM)
     if found := _ARRAY.match(start):
         return _read_values(stream, label, found["opening"].decode())
     if _OBJECTS.match(start):
@@ -131,8 +131,10 @@ def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
     return _read_json_lines(stream, label)
 
 
-def _read_json_lines(stream: Iterable[bytes], label: str) -> Iterator[RawRow]:
-    for number, line in enumerate(stream, start=1):
+def _read_json_lines(stream: Any, label: str) -> Iterator[RawRow]:
+    lines = iter(partial(stream.readline, MAX_ROW_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
+        check_row(len(line), number)
         # a byte order mark is allowed where Windows tools write it: at the very start
         text = line.removeprefix(BOM) if number == 1 else line
         value, problem = parse_json(text.strip()) if text.strip() else (None, None)
@@ -171,85 +173,13 @@ def _utf8_problem(error: UnicodeDecodeError) -> Problem:
     return Problem("invalid_utf8", None, f"{around!r} at byte {error.start}", "UTF-8 text")
 
 
-class _JsonText:
-    """A JSON text read in chunks: what is read, up to where it is used, and the line of that."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-        self.decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
-        self.parser = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
-        self.text, self.at, self.line, self.is_whole = "", 0, 1, False
-
-    def read_more(self) -> bool:
-        """Read a chunk, at least as long as what waits: each character is searched O(1) times."""
-        if self.is_whole:
-            return False
-        chunk = self.stream.read(max(CHUNK_CHARACTERS, len(self.text) - self.at))
-        self.is_whole = not chunk
-        self.text = self.text[self.at :] + self.decoder.decode(chunk, final=self.is_whole)
-        self.at = 0
-        return True
-
-    def move(self, end: int) -> None:
-        """Use the text up to `end`."""
-        self.line += self.text.count("\n", self.at, end)
-        self.at = end
-
-    def peek(self) -> str:
-        """The next character that is no white space; "" at the end of the text."""
-        while True:
-            space = _SPACE.match(self.text, self.at)
-            self.move(space.end() if space else self.at)
-            if self.at < len(self.text):
-                return self.text[self.at]
-            if not self.read_more():
-                return ""
-
-    def value(self) -> tuple[str, Any, str | None]:
-        """The next value's text, the value, and what is wrong with it if it is none.
-
-        Raises EOFError where the text ends within it.
-        """
-        while True:
-            stop: int | None
-            wrong = None
-            try:
-                value, stop = self.parser.raw_decode(self.text, self.at)
-            except (ValueError, RecursionError) as error:
-                value, stop = None, self._end_of_value()
-                wrong = str(getattr(error, "msg", error))[:120]
-            if stop is not None and (stop < len(self.text) or self.is_whole):
-                text = self.text[self.at : stop]
-                self.move(stop)
-                return text, value, wrong
-            if not self.read_more():
-                raise EOFError("the text ends within a value")
-
-    def _end_of_value(self) -> int | None:
-        """Where a value that may be no JSON ends, by its brackets; None: not in the text so far.
-
-        Behind a quote that is not closed in its line it ends where the next line starts a value.
-        """
-        depth = 0
-        for token in _TOKEN.finditer(self.text, self.at):
-            mark, end = token.group(), token.end()
-            is_open = mark.startswith('"') and not token["quote"]
-            if is_open and self.text.startswith("\n", end) and _NEXT_VALUE.match(self.text, end):
-                return self.at + len(self.text[self.at : end].rstrip(", \t\r"))
-            if depth == 0 and mark in ",]}":
-                return token.start()
-            depth += (mark in "[{") - (mark in "]}")
-            if depth == 0 and mark in "]}":
-                return end
-        return len(self.text) if self.is_whole and depth == 0 else None
-
-
 def _read_values(stream: Any, label: str, opening: str) -> Iterator[RawRow]:
     """Rows that are the values of a list behind `opening`, or (without one) follow one another.
 
     A list that starts in the file's first line numbers its rows, as several may share a line.
     """
-    text = _JsonText(stream)
+    parser = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+    text = JsonText(stream, parser)
     for mark in re.findall(r'"data"|\S', opening):
         text.peek()
         text.move(text.at + len(mark))
@@ -298,37 +228,75 @@ def _bad_bytes(text: str) -> Problem | None:
     return None
 
 
-def _read_table(stream: Any, label: str, delimiter: str) -> Iterator[RawRow]:
+def _read_table(stream: Any, label: str, usual: str) -> Iterator[RawRow]:
     """Rows of a table whose first row is the header; an empty cell is an absent value."""
-    lines = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
-    csv.field_size_limit(MAX_CELL_CHARACTERS)  # for the whole process: 131,072 is too few here
-    kept: list[str] = []  # the lines of the row that is read
-    cells = csv.reader(_kept(lines, kept), delimiter=delimiter, strict=True)
+    csv.field_size_limit(MAX_ROW_BYTES)  # for the whole process: 131,072 is too few here
+    start = stream.peek(CHUNK_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
+    lines = _Lines(io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline=""))
+    if named := _SEPARATOR_LINE.match(start):
+        next(lines)
+        lines.end_row()
+    delimiter = named[1] if named else _delimiter(start, usual)
+    cells = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
-    line = 1
     while True:
         problem, row = None, None
         try:
             row = next(cells, None)
         except csv.Error as error:
-            problem = _quote_problem(str(error), line)
+            problem = _quote_problem(str(error), lines.line)
         if row is None and problem is None:
             return
-        raw = "".join(kept).encode("utf-8", "surrogateescape")
+        line, raw = lines.line, lines.kept.getvalue().encode("utf-8", "surrogateescape")
         if problem is not None or not row:
             yield RawRow(label, line, raw if problem else b"", None, problem)
         elif not header:
             header = _header(row, label, line)
         else:
             yield _row_of_table(row, header, label, line, raw)
-        line += len(kept)
-        kept.clear()
+        lines.end_row()
 
 
-def _kept(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
-    for line in lines:
-        kept.append(line)
-        yield line
+class _Lines:
+    """Lines of a table. line: where the row starts that is read; kept: its text so far."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self.text, self.line, self.num_lines = text, 1, 0
+        self.kept = io.StringIO(newline="")
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self.text.readline(MAX_ROW_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.kept.write(line)
+        self.num_lines += 1
+        check_row(self.kept.tell(), self.line)
+        return line
+
+    def end_row(self) -> None:
+        """Go on with the next row."""
+        self.line, self.num_lines, self.kept = (
+            self.line + self.num_lines,
+            0,
+            io.StringIO(newline=""),
+        )
+
+
+def _delimiter(start: str, usual: str) -> str:
+    """What separates the cells of a table: by which most first rows are of one length.
+
+    start: of the table. usual: for tables of one column, and where others do as well.
+    """
+
+    def num_regular(delimiter: str) -> int:
+        rows = [row for row in csv.reader(io.StringIO(start, ""), delimiter=delimiter) if row]
+        lengths = [len(row) for row in rows]
+        return lengths.count(lengths[0]) if lengths and lengths[0] > 1 else 0
+
+    return max((usual, *SEPARATORS), key=num_regular)
 
 
 def _quote_problem(error: str, line: int) -> Problem:
@@ -339,11 +307,13 @@ def _quote_problem(error: str, line: int) -> Problem:
 
 
 def _header(row: list[str], label: str, line: int) -> list[str]:
-    header = [name or f"column {index}" for index, name in enumerate(row, start=1)]
+    if len(row) > MAX_COLUMNS:
+        raise TooLargeError(f"{len(row):,} columns", f"at most {MAX_COLUMNS:,}", line)
+    header = [name.strip() or f"column {index}" for index, name in enumerate(row, start=1)]
     if len(set(header)) < len(header):
         found = f"header {shorten(row)}"
-        problem = Problem("unreadable_source", None, found, "a first row of different names")
-        raise SourceError(label, line, problem)
+        allowed = "a first row of different names: write one above the rows if there is none"
+        raise SourceError(label, line, Problem("unreadable_source", None, found, allowed))
     return header
 
 
@@ -365,55 +335,101 @@ def _row_of_table(row: list[str], header: list[str], label: str, line: int, raw:
 
 def _read_columns(path: Path, label: str, kind: str) -> Iterator[RawRow]:
     pyarrow = importlib.import_module("pyarrow")
-    number = 0
+    number, num_bytes, packed_bytes = 0, 0, path.stat().st_size
     try:
-        for batch in _parquet_batches(path) if kind == "Parquet" else _arrow_batches(path):
-            for row in _rows_of_batch(batch, label, number):
-                number = row.line
-                yield row
+        for row in _rows_of_batches(path, label, kind):
+            size = _size(row.value)
+            num_bytes += size
+            check_row(size, row.line)
+            check_expansion(num_bytes, packed_bytes)
+            number = row.line
+            yield row
+    except TooLargeError as error:
+        raise _too_large(label, error, number) from error
+    except MemoryError as error:
+        found = f"rows from {number + 1} on that unpack to more than {MAX_BATCH_BYTES >> 20:,} MiB"
+        allowed = f"less in {BATCH_ROWS} rows, of at most {MAX_ROW_BYTES >> 20} MiB each"
+        raise _too_large(label, TooLargeError(found, allowed), number) from error
     except (OSError, pyarrow.ArrowException) as error:
         found = f"{type(error).__name__}: {error}, after row {number}"
         problem = Problem("unreadable_source", None, found, f"a file of {kind} readable to its end")
         raise SourceError(label, number, problem) from error
 
 
+def _size(value: Any) -> int:
+    """About the bytes that a value of Arrow holds: characters of its texts, 8 for all else."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 8
+
+
+def _rows_of_batches(path: Path, label: str, kind: str) -> Iterator[RawRow]:
+    importlib.import_module("pyarrow.parquet" if kind == "Parquet" else "pyarrow.ipc")
+    pyarrow = importlib.import_module("pyarrow")
+    # Arrow's own allocator reserves a GiB at its first use, which the limit would count.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    batches = _parquet_batches(path) if kind == "Parquet" else _arrow_batches(path)
+    number = 0
+    while True:
+        with limited_memory():
+            batch = next(batches, None)
+            rows = [] if batch is None else _rows_of_batch(batch, label, number)
+        if batch is None:
+            return
+        yield from rows
+        number += batch.num_rows
+
+
+def _rows_at_a_time(num_bytes: int, num_rows: int) -> int:
+    """Rows in a batch of at most BATCH_BYTES, as the mean of `num_rows` is."""
+    mean = max(1, num_bytes // max(1, num_rows))
+    return min(BATCH_ROWS, max(1, BATCH_BYTES // mean))
+
+
 def _parquet_batches(path: Path) -> Iterator[Any]:
     parquet = importlib.import_module("pyarrow.parquet")
-    with parquet.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=BATCH_ROWS)
+    with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            count = _rows_at_a_time(group.total_byte_size, group.num_rows)
+            yield from file.iter_batches(count, row_groups=[index], use_threads=False)
 
 
 def _arrow_batches(path: Path) -> Iterator[Any]:
     """Batches of an IPC file, or of a stream, which is what `datasets` writes."""
     pyarrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
+    options = ipc.IpcReadOptions(use_threads=False)
     with pyarrow.memory_map(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         if is_file:
-            file = ipc.open_file(source)
+            file = ipc.open_file(source, options=options)
             batches = (file.get_batch(index) for index in range(file.num_record_batches))
         else:
-            batches = ipc.open_stream(source)
+            batches = ipc.open_stream(source, options=options)
         for batch in batches:
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+            count = _rows_at_a_time(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, count):
+                yield batch.slice(start, count)
 
 
-def _rows_of_batch(batch: Any, label: str, start: int) -> Iterator[RawRow]:
-    """Yield the rows of an Arrow batch; one with invalid UTF-8 does not spoil the others."""
+def _rows_of_batch(batch: Any, label: str, start: int) -> list[RawRow]:
+    """The rows of an Arrow batch; one with invalid UTF-8 does not spoil the others."""
     try:
         values = batch.to_pylist()
     except UnicodeDecodeError:
         pass  # it does not say in which row: read them one by one, below
     else:
-        for number, value in enumerate(values, start=start + 1):
-            yield RawRow(label, number, value, value)
-        return
+        return [RawRow(label, n, value, value) for n, value in enumerate(values, start + 1)]
+    rows = []
     for index in range(batch.num_rows):
         number = start + index + 1
         try:
             (value,) = batch.slice(index, 1).to_pylist()
         except UnicodeDecodeError as error:
-            yield RawRow(label, number, error.object, None, _utf8_problem(error))
+            rows.append(RawRow(label, number, error.object, None, _utf8_problem(error)))
         else:
-            yield RawRow(label, number, value, value)
+            rows.append(RawRow(label, number, value, value))
+    return rows

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from trimtab.models.data import PreferenceDataError, Source, load_preferences
-from trimtab.models.data.files import CHUNK_CHARACTERS, read_file
+from trimtab.models.data.files import read_file
+from trimtab.models.data.json_text import CHUNK_CHARACTERS
 from trimtab.models.data.records import PreferencePair, Votes
 
 # modules without type stubs
@@ -62,6 +63,18 @@ KINDS: list[tuple[str, bytes, list[int] | None]] = [
     ("a.csv.gz", gzip.compress(as_csv(ROWS)), [3 * n + 2 for n in range(700)]),
     ("BOM.CSV", b"\xef\xbb\xbf" + as_csv(ROWS), [3 * n + 2 for n in range(700)]),
     ("a.tsv", as_csv(ROWS, "\t"), [3 * n + 2 for n in range(700)]),
+    ("excel.csv", b"\xef\xbb\xbf" + as_csv(ROWS, ";"), [3 * n + 2 for n in range(700)]),
+    ("tabs.csv", as_csv(ROWS, "\t"), [3 * n + 2 for n in range(700)]),
+    ("commas.tsv.gz", gzip.compress(as_csv(ROWS)), [3 * n + 2 for n in range(700)]),
+    ("named.csv", b"sep=;\r\n" + as_csv(ROWS, ";"), [3 * n + 3 for n in range(700)]),
+    ("blanks.csv", as_csv(ROWS).replace(b"prompt,chosen,rejected", b"prompt , chosen,rejected "),
+     [3 * n + 2 for n in range(700)]),
+    ("unicode.txt.csv", as_csv(ROWS, "\t").decode().encode("utf-16"),
+     [3 * n + 2 for n in range(700)]),
+    ("utf16.jsonl.xz", lzma.compress(LINES.decode().encode("utf-16")), None),
+    ("big.jsonl", b"\xfe\xff" + LINES.decode().encode("utf-16-be"), None),
+    ("unmarked.json", json.dumps(ROWS).encode("utf-16-le"), None),
+    ("utf32.jsonl", LINES.decode().encode("utf-32"), None),
     ("stream.arrow", as_arrow(ROWS, pyarrow.ipc.new_stream), None),
     ("file.arrow", as_arrow(ROWS, pyarrow.ipc.new_file), None),
 ]  # fmt: skip
@@ -83,7 +96,7 @@ def test_every_kind_of_file_holds_the_same_rows(
 def test_a_list_is_read_in_chunks_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr("trimtab.models.data.files.CHUNK_CHARACTERS", size)
+    monkeypatch.setattr("trimtab.models.data.json_text.CHUNK_CHARACTERS", size)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([*ROWS[:30], 12345, "x"], ensure_ascii=False), encoding="utf-8")
     assert [row.value for row in read_file(path, "")] == [*ROWS[:30], 12345, "x"]
@@ -194,13 +207,32 @@ def test_a_cell_may_hold_messages_as_json_but_not_as_python_writes_them(tmp_path
     assert told == [(2, "wrong_type", "chosen")]
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "rows"),
+    [
+        ("text.csv", "text\na; b; c\nd; e; f\n", [{"text": "a; b; c"}, {"text": "d; e; f"}]),
+        ("a.csv", "a;x,b;y\n1;2,3;4\n", [{"a;x": "1;2", "b;y": "3;4"}]),
+        ("decimals.csv", "a;b;c\n1,5;2,5;3,5\n", [{"a": "1,5", "b": "2,5", "c": "3,5"}]),
+        ("words.csv", "a, in words;b\nx;y\n1;2, 3, 4\n",
+         [{"a, in words": "x", "b": "y"}, {"a, in words": "1", "b": "2, 3, 4"}]),
+        ("bars.csv", "a|b\n1, 2|3, 4\n", [{"a": "1, 2", "b": "3, 4"}]),
+    ],
+)  # fmt: skip
+def test_what_separates_cells_is_told_by_the_first_rows(
+    tmp_path: Path, name: str, table: str, rows: list[dict[str, str]]
+) -> None:
+    (tmp_path / name).write_text(table)
+    assert [row.value for row in read_file(tmp_path / name, "")] == rows
+
+
 BROKEN = [
     ("open.json", b'[\n{"a": 1},\n{"a": 2}', "not closed"),
     ("cut.json", b'[\n{"a": 1},\n{"a": ', "within a value"),
     ("comma.json", b'[\n{"a": 1}\n{"a": 2}]', "where a comma"),
     ("behind.json", b'[{"a": 1}] x', "behind the end"),
     ("quote.csv", b'a,b\n1,"x\n2,y\n', "line 2 or later is not closed"),
-    ("header.csv", b"a,a\n1,2\n", "header"),
+    ("header.csv", b"a,a\n1,2\n", "header.* write one above the rows"),
+    ("cut.jsonl", LINES.decode().encode("utf-16")[:-1], "UnicodeDecodeError"),
     ("cut.arrow", as_arrow(ROWS, pyarrow.ipc.new_file)[:-9], "Arrow"),
     ("text.arrow", b"hello", "Arrow"),
     ("cut.jsonl.xz", lzma.compress(LINES)[:-99], "EOFError"),
