@@ -16,7 +16,7 @@ from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
-from trimtab.models.reporting.export import cleaned_pairs, export_scorer
+from trimtab.models.reporting.export import export_pairs, export_scorer
 from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.reporting.model_card import Exported, model_card
 
@@ -72,12 +72,21 @@ def export(run: str, role: str, to: Path, push: str | None, settings: Settings) 
                 _write(store, run, entries[name], entries, card, about, place)
             if to.exists():
                 to.rmdir()
+            _give_usual_modes(target)
             target.replace(to)
     except (StorageError, OSError) as error:
         raise CommandError(f"{to} was not written: {error}") from error
     if push is not None:
         _push(to, push, is_data=role == "pairs")
     return to
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """The modes that the umask says: libraries write weights for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def _read(run: str, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,7 +126,7 @@ def _write(
     target: Path,
 ) -> None:
     """An artifact's model or pairs, and its card."""
-    role, stage = entry["role"], entry["stage"]
+    role, stage, num_empty = entry["role"], entry["stage"], 0
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
         artifact = Path(scratch) / "artifact"
@@ -126,20 +135,16 @@ def _write(
             target.mkdir(parents=True)
             preferences = Path(scratch) / "preferences"
             store.materialise(_manifest(store, entries["preferences"]), preferences)
-            sources = dict.fromkeys(SPLITS, preferences) | {"train": artifact}
-            for split, folder in sources.items():
-                path = target / f"{split}.jsonl"
-                with path.open("w", encoding="utf-8") as stream:
-                    for row in cleaned_pairs(folder / f"{split}.jsonl"):
-                        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-                if not path.stat().st_size:  # `datasets` does not read an empty file
-                    path.unlink()
+            folders = dict.fromkeys(SPLITS, preferences) | {"train": artifact}
+            sources = {split: folder / f"{split}.jsonl" for split, folder in folders.items()}
+            is_synthetic = entries.get("data", {}).get("stage") == "world"
+            num_empty = export_pairs(sources, target, is_spaced=is_synthetic)
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
     exported = {"command": command_of(about), "settings": about.get("settings", {}), "card": card}
     (target / "README.md").write_text(
-        model_card(_about(run, role, stage, target, entry, exported)), "utf-8"
+        model_card(_about(run, role, stage, target, entry, exported, num_empty)), "utf-8"
     )
 
 
@@ -150,16 +155,21 @@ def _about(
     target: Path,
     entry: Mapping[str, Any],
     given: Mapping[str, Any],
+    num_empty: int,
 ) -> Exported:
     labels: list[str] = []
     if stage == "relabel":
         kind, limits = "pairs", LIMITS_OF_PAIRS
         text = (
             "Preference pairs with training labels treated by Trimtab, as a vote of models or a "
-            "person's review has it: `is_flipped` says which are turned round, `label` is the "
-            "probability that `chosen` is better (TRL does not read it; 0.5 is a tie). TRL's "
-            "RewardTrainer reads `margin`."
+            "person's review has it: `is_flipped` says which are turned round, `probability` is "
+            "that of `chosen` being better (TRL does not read it; 0.5 is a tie). TRL's "
+            "RewardTrainer reads `margin`. What came as messages is messages, to which TRL applies "
+            "the chat template of the model that it trains; what came as text is text. Of pairs "
+            "of both forms all are messages."
         )
+        if num_empty:
+            text += f" {num_empty:,} pairs with an empty answer are left out."
     elif stage in SCORER_STAGES:
         labels, had_expected = export_scorer(target)
         kind, limits = "scorer", LIMITS_OF_SCORER

@@ -7,9 +7,9 @@ told row by row from the fields and their types:
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
   only the answer. Two dialogues that part before the last turn share what comes before.
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
-Optional everywhere: `id`, `category`, `group`, `tie`, and who labelled the row (ANNOTATORS; other
-values than text and whole numbers are left alone). For pairs: `rating` 1 to 4, and
-`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it; and
+Optional everywhere: `id`, `category` and `group` (empty: none), `tie`, and who labelled the row
+(ANNOTATORS; other values than text and whole numbers are left alone). For pairs: `rating` 1 to 4,
+and `votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it; and
 `opinions`, a list of {annotator, prefers: chosen | rejected | equal}, which are the votes where no
 others are given.
 Nothing here raises for a bad row: all problems are returned with the parsed row.
@@ -25,6 +25,7 @@ from trimtab.models.data.messages import (
     Render,
     check_messages,
     render_hh,
+    say_the_same,
     split_common_messages,
     split_common_text,
     text_problem,
@@ -46,6 +47,7 @@ class ParsedRow:
     """A row's content. answers is empty, and values are None, where problems says why.
 
     pairs: which answer is better than which, by their positions; None: each than all behind it.
+    messages: where it came as messages, those of the prompt, then those of each answer.
     lines, rows: of the rows it was made of, where these are several: their places in the file, and
     among all rows of the source, first the row of the better answer. is_waiting: it is half of a
     pair whose other half has not been read. ignored: the row's columns that mean nothing here.
@@ -62,6 +64,7 @@ class ParsedRow:
     prompt: str = ""
     answers: tuple[str, ...] = ()
     answer_fields: tuple[str, ...] = ()
+    messages: tuple[list[Message], ...] = ()
     is_ranking: bool = False
     pairs: tuple[tuple[int, int], ...] | None = None
     lines: tuple[int, ...] = ()
@@ -221,7 +224,11 @@ def _finish_messages(
 ) -> None:
     """Check the order of turns, then render the prompt and take the answers' contents."""
     # lists beside a prompt may repeat it
-    sides = [s[len(start) :] if s[: len(start)] == start else s for s in sides]
+    count = len(start)
+    sides = [
+        side[count:] if len(side) >= count and all(map(say_the_same, side, start)) else side
+        for side in sides
+    ]
     if not start:
         found = f"chosen {_roles(sides[0])}, rejected {_roles(sides[1])}"
         allowed = "dialogues that share all turns but the last"
@@ -240,7 +247,7 @@ def _finish_messages(
     try:
         prompt = render_hh(start) if render is None else render(start)
         parsed.answers = tuple(_answer_text(start, side, prompt, render) for side in sides)
-        parsed.prompt = prompt
+        parsed.prompt, parsed.messages = prompt, (start, *sides)
     except ValueError as error:
         allowed = "messages that the tokenizer's chat template takes"
         parsed.problems.append(Problem("not_renderable", "prompt", str(error)[:200], allowed))
@@ -302,6 +309,8 @@ def _is_name(value: Any) -> bool:
 
 
 def _optional_text(name: str, value: Any, parsed: ParsedRow) -> str | None:
+    if value == "" and name != "id":
+        return None
     problem = None if value is None else text_problem(name, value)
     if problem is None:
         return value

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.formats import ParsedRow
-from trimtab.models.data.messages import Render
+from trimtab.models.data.messages import Render, as_given
 from trimtab.models.data.problems import (
     BadRow,
     PreferenceDataError,
@@ -18,8 +18,8 @@ from trimtab.models.data.problems import (
     shorten,
 )
 from trimtab.models.data.readers import Source, read_source
-from trimtab.models.data.records import PreferencePair
-from trimtab.models.data.row_fields import RowFields, further_fields
+from trimtab.models.data.records import Dialogues, PreferencePair
+from trimtab.models.data.row_fields import RowFields, further_fields, plain
 from trimtab.models.data.row_reader import RowReader, check_form
 from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
@@ -293,8 +293,20 @@ def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferenceP
             group=parsed.group or (parsed.id if parsed.is_ranking else None),
             source=place,
             opinions=parsed.opinions,
+            messages=_dialogues(parsed, better, worse),
         )
         for identity, (better, worse) in zip(
             _pair_ids(parsed) or [str(parsed.id)], parsed.better_worse, strict=True
         )
     ]
+
+
+def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
+    """The messages of a pair of a row's answers, as JSON has them."""
+    if not parsed.messages:
+        return None
+    start, *sides = (
+        [{name: plain(value) for name, value in as_given(message).items()} for message in each]
+        for each in parsed.messages
+    )
+    return Dialogues(start, sides[better], sides[worse])

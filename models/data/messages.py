@@ -1,7 +1,8 @@
 """Message lists and dialogues in text: validation, the common prompt, rendering.
 
 A message is {"role": "system" | "user" | "assistant" | "tool", "content": str}. Content in parts
-of type text is joined; an assistant's `tool_calls` become text behind its content. Without a chat
+of type text is joined; an assistant's `tool_calls` become text behind its content. One that came
+with more than that has it all under GIVEN (`as_given`), which no text is made of. Without a chat
 template messages are rendered as Anthropic's HH-RLHF data is written: "\\n\\nHuman: ..." and
 "\\n\\nAssistant: ...", the prompt ending in "\\n\\nAssistant:" and the answer starting with the
 space that follows.
@@ -15,10 +16,11 @@ from typing import Any, Final
 
 from trimtab.models.data.problems import Problem, shorten
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 """From messages that end with the user's to the prompt's text, up to where the answer starts."""
 
+GIVEN: Final = "given"
 ASSISTANT_MARK: Final = "\n\nAssistant:"
 HUMAN_MARK: Final = "\n\nHuman:"
 HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
@@ -40,7 +42,9 @@ def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
     def render(messages: list[Message]) -> str:
         try:
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not is_whole
+                [_read(each) for each in messages],
+                tokenize=False,
+                add_generation_prompt=not is_whole,
             )
         except template_error as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
@@ -76,6 +80,29 @@ def dialogue_of(prompt: str, answer: str) -> list[Message]:
     ]
 
 
+def split_dialogue(
+    prompt: str, chosen: str, rejected: str
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """The messages of a pair's texts: of HH-RLHF text its turns, else one of the user's and the
+    answers as they are.
+
+    So, too, where the turns could not be read again: an empty one, or an answer that does not end
+    with the assistant's.
+    """
+    asked = dialogue_of(prompt, "x")[:-1]
+    whole = [dialogue_of(prompt, answer) for answer in (chosen, rejected)]
+    is_read = prompt.endswith(ASSISTANT_MARK) and all(
+        turns[: len(asked)] == asked
+        and [turns[place]["role"] for place in (len(asked) - 1, -1)] == ["user", "assistant"]
+        and all(turn["content"] for turn in turns)
+        for turns in whole
+    )
+    if is_read:
+        return asked, whole[0][len(asked) :], whole[1][len(asked) :]
+    said = [[{"role": "assistant", "content": answer}] for answer in (chosen, rejected)]
+    return [{"role": "user", "content": prompt}], said[0], said[1]
+
+
 def text_problem(field: str, value: Any) -> Problem | None:
     """Return what is wrong with a text field: absent, not text, only white space, not UTF-8."""
     if value is None:
@@ -95,7 +122,7 @@ def text_problem(field: str, value: Any) -> Problem | None:
 
 
 def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Message] | None:
-    """Return the messages with role and content only, or None with the problems added."""
+    """Return the messages as text, or None with the problems added."""
     if not isinstance(value, list) or not value:
         reason = "empty_field" if isinstance(value, list) else "wrong_type"
         problems.append(Problem(reason, field, shorten(value), "a list of messages"))
@@ -112,7 +139,7 @@ def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Mess
 
 def _plain(message: Any) -> Message | None:
     """A message of nothing but text that is right, which nearly all are."""
-    if type(message) is not dict or message.get("tool_calls"):
+    if type(message) is not dict or len(message) > 2:
         return None
     role, content = message.get("role"), message.get("content")
     if type(role) is not str or role not in HH_NAMES or type(content) is not str:
@@ -130,6 +157,8 @@ def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]
     problem = None
     if isinstance(content, list):
         content, problem = _joined(f"{place}.content", content)
+    given = {name: value for name, value in message.items() if value is not None}
+    given |= {"content": content or ""}
     if calls := message.get("tool_calls"):
         said = [] if content is None else [str(content)]
         content = "\n".join([*filter(None, said), *_calls(calls)])
@@ -139,7 +168,24 @@ def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]
     if not isinstance(role, str) or role not in HH_NAMES:
         allowed = " | ".join(HH_NAMES)
         problems.append(Problem("out_of_range", f"{place}.role", shorten(role), allowed))
-    return [{"role": str(role), "content": str(content)}]
+    plain = {"role": str(role), "content": str(content)}
+    return [plain if given == plain else {**plain, GIVEN: given}]
+
+
+def _read(message: Message) -> dict[str, str]:
+    """What of a message is read: role and content."""
+    return {"role": message["role"], "content": message["content"]}
+
+
+def say_the_same(message: Message, other: Message) -> bool:
+    """Whether two messages are read alike."""
+    return _read(message) == _read(other)
+
+
+def as_given(message: Message) -> dict[str, Any]:
+    """A message with all that it came with; content in parts is the text that they make."""
+    found: dict[str, Any] = message.get(GIVEN, message)
+    return found
 
 
 def _joined(place: str, parts: list[Any]) -> tuple[str, Problem | None]:
@@ -171,7 +217,7 @@ def split_common_messages(
     where it can: two equal answers stay answers.
     """
     shortest = min(len(chosen), len(rejected)) - 1
-    same = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
+    same = next((i for i in range(shortest) if not say_the_same(chosen[i], rejected[i])), shortest)
     while same > 0 and chosen[same - 1]["role"] == "assistant":
         same -= 1
     return chosen[:same], chosen[same:], rejected[same:]

@@ -38,12 +38,26 @@ class Opinion:
 
 
 @dataclass(frozen=True, slots=True)
+class Dialogues:
+    """The messages that a pair's texts were made of, each {role, content} and what else it came
+    with (`tool_calls`, `name`)."""
+
+    prompt: list[dict[str, Any]]
+    chosen: list[dict[str, Any]]
+    rejected: list[dict[str, Any]]
+
+    def exchanged(self) -> Dialogues:
+        """The same with the other label."""
+        return Dialogues(self.prompt, self.rejected, self.chosen)
+
+
+@dataclass(frozen=True, slots=True)
 class PreferencePair:
     """One comparison as it was given; no stage changes it.
 
     prompt: the whole dialogue up to the last assistant turn; chosen, rejected: only the answer.
     rating: 1 (barely better) to 4 (much better). group: one ranking's pairs. source: "file:line".
-    opinions: who voted how, where that is known.
+    opinions: who voted how, where that is known. messages: where it came as messages.
     """
 
     id: str
@@ -56,15 +70,17 @@ class PreferencePair:
     group: str | None = None
     source: str = ""
     opinions: tuple[Opinion, ...] | None = None
+    messages: Dialogues | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields, in order of declaration, as values that `json.dumps` takes.
 
-        Without `opinions` where nobody's are known.
+        Without `opinions` where nobody's are known, and `messages` where it came as text.
         """
         values = dataclasses.asdict(self)
-        if self.opinions is None:
-            del values["opinions"]
+        for name in ("opinions", "messages"):
+            if values[name] is None:
+                del values[name]
         return values
 
 

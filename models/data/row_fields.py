@@ -23,6 +23,7 @@ Row = dict[str, Any]
 MAX_DEPTH: Final = 32
 # Of a pair of two rows (unpaired data) fields are named by the answer that they came with.
 HALVES: Final = ("chosen_", "rejected_")
+_TEXTS: Final = ("prompt", "chosen", "rejected")
 
 
 class RowFields:
@@ -44,7 +45,7 @@ class RowFields:
         starts = self._starts[key]
         starts.extend([-1] * (number - len(starts)))
         starts[number - 1] = self._stream.tell()
-        values = {_text(name): _plain(value) for name, value in fields.items()}
+        values = {_text(name): plain(value) for name, value in fields.items()}
         self._stream.write(json.dumps(values, ensure_ascii=False).encode("utf-8") + b"\n")
         self._has_any = True
 
@@ -82,7 +83,7 @@ def further_fields(row: Row, parsed: ParsedRow, columns: Mapping[str, str]) -> R
     """Fields of a good row that its pair does not hold as they are.
 
     Of a row that gives several pairs, and of half of one, only those of which no answer is made.
-    columns: what the row calls Trimtab's columns.
+    columns: what the row calls Trimtab's columns. Of messages the pair holds all.
     """
     if parsed.is_waiting or parsed.rows:
         read = {columns.get(name, name) for name in KTO.tells}
@@ -90,6 +91,8 @@ def further_fields(row: Row, parsed: ParsedRow, columns: Mapping[str, str]) -> R
     if len(parsed.better_worse) > 1:
         kept = {*parsed.ignored, *METADATA}
         return {name: value for name, value in row.items() if name in kept}
+    if parsed.messages:
+        row = {name: value for name, value in row.items() if name not in _TEXTS}
     better, worse = parsed.better_worse[0]
     held: dict[str, tuple[str | None, ...]] = {
         "id": (parsed.id,),
@@ -111,7 +114,7 @@ def _joined(lines: Sequence[bytes]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON has it."""
     if value is None or isinstance(value, bool | int):
         return value
@@ -125,8 +128,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
         if depth == MAX_DEPTH:
             return json.dumps(value, default=str)
         if isinstance(value, dict):
-            return {_text(str(name)): _plain(each, depth + 1) for name, each in value.items()}
-        return [_plain(each, depth + 1) for each in value]
+            return {_text(str(name)): plain(each, depth + 1) for name, each in value.items()}
+        return [plain(each, depth + 1) for each in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, Final
 
 from trimtab.models.data.files import RawRow
@@ -202,10 +203,16 @@ class RowReader:
         others.popleft()
         if not others:
             del self._waiting[*key, not is_good]
+        said = [other.parsed.messages[1:], parsed.messages[1:]]
         return dataclasses.replace(
             parsed,
             id=None,
             answers=tuple(answers[::-1] if is_good else answers),
+            messages=(
+                (parsed.messages[0], *chain(*(said[::-1] if is_good else said)))
+                if all(said)
+                else ()
+            ),
             answer_fields=("completion", "completion"),
             category=parsed.category or other.parsed.category,
             opinions=None,  # each annotator judged one answer

@@ -43,7 +43,14 @@ def exchanged(pair: PreferencePair) -> PreferencePair:
     votes = pair.votes
     turned = None if votes is None else Votes(votes.rejected, votes.chosen, votes.equal)
     said = pair.opinions and tuple(opinion.exchanged() for opinion in pair.opinions)
-    return replace(pair, chosen=pair.rejected, rejected=pair.chosen, votes=turned, opinions=said)
+    return replace(
+        pair,
+        chosen=pair.rejected,
+        rejected=pair.chosen,
+        votes=turned,
+        opinions=said,
+        messages=pair.messages and pair.messages.exchanged(),
+    )
 
 
 def truth_of(before: PreferencePair, after: PreferencePair, split: str) -> dict[str, Any]:

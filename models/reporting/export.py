@@ -14,7 +14,10 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from trimtab.models.data.messages import split_dialogue
+
 HEAD = "score.weight"
+TEXTS = ("prompt", "chosen", "rejected")
 
 
 def export_scorer(folder: Path) -> tuple[list[str], bool]:
@@ -74,24 +77,67 @@ def _padding(folder: Path, config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def cleaned_pairs(path: Path) -> Iterator[dict[str, Any]]:
+def export_pairs(sources: Mapping[str, Path], target: Path, *, is_spaced: bool = False) -> int:
+    """Write `<split>.jsonl` of the cleaned pairs of each split, as TRL takes them.
+
+    sources: by split, the file of its raw or relabelled pairs. is_spaced: as in `cleaned_pairs`.
+    If any pair came as messages, all are written as messages: a file has one form. Returns how
+    many pairs were left out because one of their answers is empty.
+    """
+    as_messages = any("messages" in row for path in sources.values() for row in _rows(path))
+    num_empty = 0
+    for split, source in sources.items():
+        path = target / f"{split}.jsonl"
+        with path.open("w", encoding="utf-8") as stream:
+            for row in cleaned_pairs(source, as_messages=as_messages, is_spaced=is_spaced):
+                if row is None:
+                    num_empty += 1
+                else:
+                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if not path.stat().st_size:  # `datasets` does not read an empty file
+            path.unlink()
+    return num_empty
+
+
+def cleaned_pairs(
+    path: Path, *, as_messages: bool = False, is_spaced: bool = False
+) -> Iterator[dict[str, Any] | None]:
     """The rows of raw or relabelled pairs as TRL takes them: flipped ones turned round, without
-    those of weight 0. All have the same fields, of the same types."""
+    those of weight 0. All have the same fields, of the same types.
+
+    `probability`, that `chosen` is better, is the pair's label: TRL takes a `label` for that of one
+    answer, and refuses it beside two. None in place of a pair with an empty answer: only the end
+    token behind it makes it one. as_messages: in TRL's conversational form; what came as text is
+    split into messages. is_spaced: a space goes before answers in text, which TRL puts behind the
+    prompt as they are.
+    """
+    for row in _rows(path):
+        if row.get("weight", 1.0) == 0:
+            continue
+        is_flipped = bool(row.get("is_flipped"))
+        better, worse = ("rejected", "chosen") if is_flipped else ("chosen", "rejected")
+        if not (row["chosen"].strip() and row["rejected"].strip()):
+            yield None
+            continue
+        said = {name: row[name] for name in TEXTS}
+        if as_messages:
+            split = dict(zip(TEXTS, split_dialogue(*said.values()), strict=True))
+            said = row.get("messages") or split
+        elif is_spaced:
+            said |= {name: f" {said[name]}" for name in (better, worse)}
+        yield {
+            "id": str(row["id"]),
+            "prompt": said["prompt"],
+            "chosen": said[better],
+            "rejected": said[worse],
+            "category": row.get("category") or "",
+            "probability": float(row.get("label", 1.0)),
+            "margin": float(row.get("margin", 0.0)),
+            "weight": float(row.get("weight", 1.0)),
+            "is_flipped": is_flipped,
+        }
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as stream:
-        for line in stream:
-            row = json.loads(line)
-            if row.get("weight", 1.0) == 0:
-                continue
-            is_flipped = bool(row.get("is_flipped"))
-            better, worse = ("rejected", "chosen") if is_flipped else ("chosen", "rejected")
-            yield {
-                "id": str(row["id"]),
-                "prompt": row["prompt"],
-                "chosen": row[better],
-                "rejected": row[worse],
-                "category": row.get("category") or "",
-                "label": float(row.get("label", 1.0)),
-                "margin": float(row.get("margin", 0.0)),
-                "weight": float(row.get("weight", 1.0)),
-                "is_flipped": is_flipped,
-            }
+        yield from map(json.loads, stream)

@@ -96,8 +96,10 @@ def _labelled(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
         return pair
     is_turned, label = labels[pair["id"]]
     if is_turned:
-        pair = pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}
+        pair = _exchanged(pair, "chosen", "rejected")
         pair |= {"rating": None, "votes": _exchanged(pair.get("votes"), "chosen", "rejected")}
+        if pair.get("messages"):
+            pair |= {"messages": _exchanged(pair["messages"], "chosen", "rejected")}
         if pair.get("opinions"):
             said = [Opinion(**opinion).exchanged() for opinion in pair["opinions"]]
             pair |= {"opinions": [dataclasses.asdict(opinion) for opinion in said]}

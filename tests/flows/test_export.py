@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,10 +110,21 @@ def test_an_advantage_model_has_one_label_and_a_card(home: Path, tmp_path: Path)
     assert sorted(path.name for path in to.parent.iterdir()) == ["am"]
 
 
-def test_files_can_be_changed_whoever_exports_them(home: Path, tmp_path: Path) -> None:
-    """Those of the store are read-only."""
-    _export("reward_model", tmp_path / "rm")
-    assert all(path.stat().st_mode & 0o200 for path in (tmp_path / "rm").iterdir())
+@pytest.mark.parametrize(
+    ("mask", "of_files", "of_folders"), [(0o22, 0o644, 0o755), (0o7, 0o660, 0o770)]
+)
+@pytest.mark.parametrize("role", ["reward_model", "advantage_model", "ensemble", "policy", "pairs"])
+def test_what_is_exported_has_the_modes_of_the_umask(
+    home: Path, tmp_path: Path, role: str, mask: int, of_files: int, of_folders: int
+) -> None:
+    """Files of the store are read-only, and those that safetensors writes are the owner's alone."""
+    before = os.umask(mask)
+    try:
+        assert main(["export", "mine", role, "--to", str(tmp_path / "out")]) == 0
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (of_folders if path.is_dir() else of_files), path
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(

@@ -4,8 +4,10 @@
 of [RM], arXiv 2401.06080 (fnlp/hh-rlhf-strength-cleaned), so that the two compare. There `chosen`
 and `rejected` are lists of turns; here they are the answers, and `prompt` is what goes before.
 
-Behind these columns come the further fields of the rows that pairs were read from
-(`trimtab.models.reporting.audit.columns`).
+Behind these columns comes, where pairs were read as messages, `messages`: {prompt, chosen,
+rejected}, of which their texts were made; and then the further fields of the rows that pairs were
+read from (`trimtab.models.reporting.audit.columns`). `chosen` is the answer labelled better in both
+forms, also where `is_flipped` says that the treatment prefers the other.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from trimtab.models.reporting.audit.columns import FieldColumns
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.kit.artifacts import SPLITS
 
+MESSAGES = "messages"
 MEAN, STD = "mean preference difference", "std preference difference"
 SCHEMA = pa.schema(
     [
@@ -73,26 +76,30 @@ def export(pairs: Sequence[AuditedPair], folder: Path, further: Iterable[str] = 
     further: fields of the pairs' rows, each pair's a JSON object, in the order of `pairs`, or none
     at all; read twice, ROWS_AT_ONCE or CHARACTERS_AT_ONCE of them at once.
     """
-    columns, has_any = FieldColumns(SCHEMA.names), False
+    said = FieldColumns(())
+    for some in _batches((pair for pair in pairs if pair.messages), _num_characters):
+        said.add([{MESSAGES: pair.messages} for pair in some])
+    known = pa.schema([*SCHEMA, *said.schema()])
+    columns, has_any = FieldColumns(known.names), False
     for lines in _batches(further, len):
         columns.add([json.loads(line) for line in lines])
         has_any = True
-    names, schema = columns.new_names(), pa.schema([*SCHEMA, *columns.schema()])
+    names, schema = columns.new_names(), pa.schema([*known, *columns.schema()])
     fields = further if has_any else repeat("{}", len(pairs))
     with (
         (folder / "audited.jsonl.gz").open("wb") as raw,
         gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as stream,
         pq.ParquetWriter(folder / "audited.parquet", schema, compression="zstd") as table,
     ):
-        for batch in _batches(zip(pairs, fields, strict=True), _num_characters):
-            rows = [_row(pair) for pair, _ in batch]
+        for batch in _batches(zip(pairs, fields, strict=True), _num_characters_of_both):
+            rows = [_row(pair, known) for pair, _ in batch]
             own = [json.loads(line) for _, line in batch]
             for row, extra in zip(rows, own, strict=True):
                 found = row | {names.get(name, name): value for name, value in extra.items()}
                 line = json.dumps(found, ensure_ascii=False, allow_nan=False)
                 stream.write(line.encode("utf-8") + b"\n")
-            arrays = [*pa.Table.from_pylist(rows, SCHEMA).columns, *columns.arrays(own)]
-            table.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            arrays = [*pa.Table.from_pylist(rows, SCHEMA).columns, *said.arrays(rows)]
+            table.write_table(pa.Table.from_arrays([*arrays, *columns.arrays(own)], schema=schema))
 
 
 def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -109,13 +116,18 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
         yield batch
 
 
-def _num_characters(pair_and_fields: tuple[AuditedPair, str]) -> int:
+def _num_characters(pair: AuditedPair) -> int:
+    texts = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
+    return texts if pair.messages is None else 2 * texts
+
+
+def _num_characters_of_both(pair_and_fields: tuple[AuditedPair, str]) -> int:
     pair, fields = pair_and_fields
-    return len(pair.prompt) + len(pair.chosen) + len(pair.rejected) + len(fields)
+    return _num_characters(pair) + len(fields)
 
 
-def _row(pair: AuditedPair) -> dict[str, Any]:
-    row = {name: getattr(pair, name, None) for name in SCHEMA.names}
+def _row(pair: AuditedPair, schema: pa.Schema) -> dict[str, Any]:
+    row = {name: getattr(pair, name, None) for name in schema.names}
     return row | {
         "differences": list(pair.differences),
         MEAN: pair.strength_mean,

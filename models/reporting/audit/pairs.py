@@ -30,7 +30,8 @@ class AuditedPair:
     was unsure. is_flipped, label, margin, weight, review: of a training pair, as relabelled;
     held-out pairs are not relabelled and stand as annotated. votes: people's. truth: what the
     synthetic world knows. None where there is nothing. source: "file:line" that it was read from.
-    opinions: which of the votes is whose, where that is known. repeats, contradicts: ids of other
+    opinions: which of the votes is whose, where that is known. messages: the prompt's and both
+    answers', of a pair that came as messages. repeats, contradicts: ids of other
     pairs with the same prompt and answers, labelled alike and the other way round, of each the
     first MOST_NAMED.
     """
@@ -54,6 +55,7 @@ class AuditedPair:
     truth: Row | None
     source: str = ""
     opinions: tuple[Row, ...] = ()
+    messages: Row | None = None
     repeats: tuple[str, ...] = ()
     contradicts: tuple[str, ...] = ()
 
@@ -123,7 +125,7 @@ def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
         raw |= {name: pair[name] for name in ("id", "prompt", "chosen", "rejected", "split")}
         raw |= {name: vote[name] for name in ("strength_mean", "strength_std")}
         raw |= {"label_given": pair.get("label", 1.0), "source": pair.get("source") or ""}
-        raw |= {"opinions": tuple(pair.get("opinions") or ())}
+        raw |= {"opinions": tuple(pair.get("opinions") or ()), "messages": pair.get("messages")}
         raw |= recurring.get(pair["id"], {})
         truth = artifacts.truth.get(pair["id"])
         result.append(AuditedPair(**raw, **treatment, differences=differences, truth=truth))

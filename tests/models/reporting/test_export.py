@@ -117,7 +117,7 @@ def test_cleaned_pairs_load_with_the_same_fields_in_every_split(tmp_path: Path) 
     found = load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
     assert found["train"].features == found["test"].features
     (first,), (third,) = found["train"], found["test"]
-    names = ("chosen", "label", "margin", "weight")
+    names = ("chosen", "probability", "margin", "weight")
     assert [first[name] for name in names] == ["b", 0.8, 0.2, 1.0]
     assert [third[name] for name in names] == ["a", 1.0, 0.0, 1.0]
     assert first["is_flipped"] and not third["is_flipped"] and "rating" not in first

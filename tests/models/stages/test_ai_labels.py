@@ -98,6 +98,17 @@ def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -
         assert (output / name).read_bytes() == (inputs["preferences"] / name).read_bytes()
 
 
+def test_messages_follow_their_label(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    path = inputs["preferences"] / "train.jsonl"
+    said = {"prompt": [], "chosen": [{"content": "a b"}], "rejected": [{"content": "b a"}]}
+    write_rows(path, [row | {"messages": said} for row in read_rows(path)])
+    rows = _rows(_run(tmp_path, inputs) / "train.jsonl")
+    for row in rows.values():
+        assert row["messages"]["chosen"] == [{"content": row["chosen"]}]
+        assert row["messages"]["rejected"] == [{"content": row["rejected"]}]
+    assert rows["turned"]["chosen"] == "b a"
+
+
 def test_hard_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
     rows = _rows(_run(tmp_path, inputs, soft=False) / "train.jsonl")
     found = {name: (row["chosen"], row.get("label", 1)) for name, row in rows.items()}

@@ -19,7 +19,7 @@ import pytest
 from tests.models.conftest import run_stage
 from tests.tools.audit_page import PAIR
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data.row_fields import MAX_DEPTH, _plain
+from trimtab.models.data.row_fields import MAX_DEPTH, plain
 from trimtab.models.reporting.audit import columns
 from trimtab.models.reporting.audit import export as exporting
 from trimtab.models.reporting.audit.export import FurtherFields, export
@@ -91,7 +91,10 @@ def _audited(preferences: Path, folder: Path) -> tuple[list[Row], list[Row]]:
         for row in read_rows(preferences / f"{split}.jsonl")
     ]
     names = ("id", "prompt", "chosen", "rejected", "category", "split", "source")
-    pairs = [replace(PAIR, **{name: row[name] for name in names}) for row in rows]
+    pairs = [
+        replace(PAIR, **{name: row[name] for name in names}, messages=row.get("messages"))
+        for row in rows
+    ]
     export(pairs, folder, FurtherFields(preferences / "fields"))
     with gzip.open(folder / "audited.jsonl.gz", "rt", encoding="utf-8") as stream:
         lines = [json.loads(line) for line in stream]
@@ -141,8 +144,9 @@ def test_whole_dialogues_are_not_kept_twice_and_message_lists_are_kept(tmp_path:
     ]
     (raw / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for found in _audited(_preferences(raw / "pairs.jsonl", tmp_path / "messages"), tmp_path):
-        assert found[0]["given_chosen"] == said[:1]
-        assert found[0]["given_prompt"][0]["role"] == "user"
+        assert set(found[0]) == {*exporting.SCHEMA.names, "messages"}
+        assert (found[0]["messages"]["chosen"], found[0]["chosen"]) == (said[:1], " good")
+        assert found[0]["messages"]["prompt"][0]["role"] == "user"
 
 
 def test_rows_of_several_pairs_and_pairs_of_two_rows(tmp_path: Path) -> None:
@@ -308,8 +312,8 @@ def test_values_that_are_no_json(tmp_path: Path) -> None:
         ({"a": float("inf"), 1: ("x", None)}, {"a": None, "1": ["x", None]}),
         ("half \ud83d é", "half ? é"),
     ):
-        assert _plain(given) == found
-    found = _plain(deep)
+        assert plain(given) == found
+    found = plain(deep)
     for _ in range(MAX_DEPTH):
         (found,) = found
     assert json.loads(found) == [[[[["end"]]]]]
