@@ -19,6 +19,7 @@ from trimtab.infra.store.store import Store, open_store
 from trimtab.models.reporting.export import export_pairs, export_scorer
 from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.reporting.model_card import Exported, model_card
+from trimtab.models.reporting.score_token import MARK
 
 SPLITS = ("train", "validation", "test")
 SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
@@ -158,6 +159,7 @@ def _about(
     num_empty: int,
 ) -> Exported:
     labels: list[str] = []
+    read_at: dict[str, Any] = {}
     if stage == "relabel":
         kind, limits = "pairs", LIMITS_OF_PAIRS
         text = (
@@ -172,6 +174,7 @@ def _about(
             text += f" {num_empty:,} pairs with an empty answer are left out."
     elif stage in SCORER_STAGES:
         labels, had_expected = export_scorer(target)
+        read_at = json.loads((target / "config.json").read_text("utf-8"))[MARK]
         kind, limits = "scorer", LIMITS_OF_SCORER
         text = "A reward model: a higher score means a better response to the prompt."
         if had_expected:
@@ -189,7 +192,17 @@ def _about(
                 " It expects the best of `hir`'s instructions behind the prompt, as in training."
             )
     label = next(iter(labels), "")
-    return Exported(kind, role, run, entry=entry, about=text, limits=limits, label=label, **given)
+    return Exported(
+        kind,
+        role,
+        run,
+        entry=entry,
+        about=text,
+        limits=limits,
+        label=label,
+        score_token=read_at,
+        **given,
+    )
 
 
 def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:

@@ -7,7 +7,6 @@ played. So nothing about a champion is kept anywhere but in its lineage.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,8 +56,8 @@ SCORERS = {
 SCORER_NAMES = {"reward_model": "Reward model", "advantage_model": "Advantage Model"}
 
 USE_OF_SCORER = (
-    "A text is prompt and response, with the tokenizer's end token behind. `mlflow.pyfunc` gives "
-    'the reward as it is; a pipeline wants function_to_apply="none" and add_special_tokens=False.'
+    "A text is prompt and response, as one; the tokenizer puts the end token behind, at which the "
+    "reward is read. `mlflow.pyfunc` and a pipeline (`mlflow.transformers`) give the same."
 )
 USE_OF_ADVANTAGE_MODEL = (
     "Its score is r(x, y): e(x), the same for all responses to a prompt, is left out, so that "
@@ -378,20 +377,12 @@ def _folder_to_register(name: str, work: Path) -> Iterator[Path]:
 
 
 def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
-    """A folder for MLflow, of the model of an artifact of the store; scorers as they are exported.
-
-    What is changed in them is a copy first: files are links of the store's.
-    """
+    """A folder for MLflow, of the model of an artifact of the store; scorers as exported."""
     others = {file.name.partition("/")[0] for file in manifest.files} - {"model"}
     base_context().store.materialise(manifest, folder / "artifact", without=others)
     model, made = folder / "artifact" / "model", folder / "mlflow"
     labels: list[str] = []
     if kind != "policy":
-        changed = [*model.glob("*.json")]
-        changed += model.glob("*.safetensors") if kind == "advantage-model" else ()
-        for path in changed:
-            shutil.copyfile(path, folder / "copy")
-            os.replace(folder / "copy", path)
         labels, _ = export_scorer(model)
     made.mkdir()
     scorer = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER

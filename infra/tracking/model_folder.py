@@ -36,21 +36,22 @@ class ModelKind:
     options: dict[str, Any]
 
 
-# Texts are tokenised as in training: no token is added in front.
+# A policy's texts are tokenised as in training: no token is added in front.
 POLICY = ModelKind(
     "text-generation",
     "TextGenerationPipeline",
     (("string", None),),
     {"return_full_text": False, "add_special_tokens": False},
 )
+# An exported scorer's own tokenizer and settings give its score.
 SCORER = ModelKind(
     "text-classification",
     "TextClassificationPipeline",
     (("string", "label"), ("double", "score")),
-    {"function_to_apply": "none", "add_special_tokens": False},
+    {},
 )
 # With a column for each label a row has them all, the largest first.
-SCORER_OF_SEVERAL = ModelKind(SCORER.task, SCORER.pipeline, (), {**SCORER.options, "top_k": None})
+SCORER_OF_SEVERAL = ModelKind(SCORER.task, SCORER.pipeline, (), {"top_k": None})
 
 
 def make_model_folder(saved: Path, folder: Path, kind: ModelKind) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -137,17 +136,61 @@ def encode(
     responses: Sequence[Sequence[str]],
     max_length: int | None = None,
 ) -> list[Candidates]:
-    """Tokenise prompts and the responses to each; the end token is appended to every response.
+    """Tokenise each prompt with its responses; every response ends with the end token, once.
 
-    Too long a prompt loses its beginning (the last turns matter most), too long a response its
-    end, so that prompt plus longest response fits `max_length`.
+    Prompt and response are one text, as for whoever is given a model and a text: the response
+    starts at the first token in which any of the prompt's texts differs from the prompt's alone
+    (a prompt is tokenised apart only where that is its very first). Too long a prompt loses its
+    beginning (the last turns matter most), too long a response its end, so that prompt plus
+    longest response fits `max_length`.
     """
-    encoded = iter(token_ids(tokenizer, [text for texts in responses for text in texts]))
+    answers = [[_without_end(text, tokenizer) for text in own] for own in responses]
+    joint = _ids_of_each(
+        tokenizer,
+        [[p + text for text in own] for p, own in zip(prompts, answers, strict=True)],
+    )
+    distinct = list(dict.fromkeys(prompts))
+    alone = dict(zip(distinct, token_ids(tokenizer, distinct), strict=True))
+    common = dict(alone)
+    for prompt, own in zip(prompts, joint, strict=True):
+        for ids in own:
+            common[prompt] = common[prompt][: _num_common(common[prompt], ids)]
     rows = []
-    for prompt, texts in zip(token_ids(tokenizer, prompts), responses, strict=True):
-        answers = [[*next(encoded), tokenizer.eos_token_id] for _ in texts]
-        rows.append(_cut(prompt, answers, max_length))
+    for prompt, own, texts in zip(prompts, joint, answers, strict=True):
+        start = common[prompt]
+        if alone[prompt] and not start:  # nothing would predict the first token
+            start = alone[prompt]
+            own = [[*start, *ids] for ids in token_ids(tokenizer, texts)]
+        end = tokenizer.eos_token_id
+        rows.append(_cut(start, [_ended(ids[len(start) :], end) for ids in own], max_length))
     return rows
+
+
+def _ids_of_each(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
+) -> list[list[list[int]]]:
+    """Token ids of lists of texts, in one call."""
+    ids = iter(token_ids(tokenizer, [text for own in texts for text in own]))
+    return [[next(ids) for _ in own] for own in texts]
+
+
+def _without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A response without an end token of its own at its end."""
+    end, stripped = str(tokenizer.eos_token), text.rstrip()
+    return stripped.removesuffix(end) if stripped.endswith(end) else text
+
+
+def _ended(ids: list[int], end: int) -> list[int]:
+    return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    if second[: len(first)] == first:
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    shorter = min(len(first), len(second))
+    return next((place for place, (one, two) in pairs if one != two), shorter)
 
 
 def encode_whole(
@@ -166,8 +209,7 @@ def encode_whole(
     rows = []
     encoded = zip(token_ids(tokenizer, prompts), token_ids(tokenizer, texts), strict=True)
     for text, (prompt, ids) in zip(texts, encoded, strict=True):
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, ids, strict=False))
-        start = max(1, len(list(same)))
+        start = max(1, _num_common(prompt, ids))
         if start >= len(ids):
             raise ValueError(f"the text {text!r} has no token to learn behind its prompt")
         rows.append(_cut(ids[:start], [ids[start:]], max_length))

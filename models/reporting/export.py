@@ -1,29 +1,37 @@
 """Exported models and pairs: folders that plain transformers, datasets and TRL load.
 
 Trimtab's reward models read their score at the end token of a response. transformers reads it at
-the last token that is no padding, so that an exported scorer's padding is never the end token.
+the last token that is no padding: an exported scorer's tokenizer ends every text with the end token
+(`score_token`), and its padding is never that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trimtab.models.data.messages import split_dialogue
+from trimtab.models.reporting.score_token import MARK, end_texts, end_token, write
 
+Array = NDArray[Any]
 HEAD = "score.weight"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 TEXTS = ("prompt", "chosen", "rejected")
 
 
 def export_scorer(folder: Path) -> tuple[list[str], bool]:
     """Make a scorer in a `save_pretrained` folder one for plain transformers.
 
-    Returns its labels, and whether e(x) was left out.
+    Returns its labels, and whether e(x) was left out. Files are replaced, not written to: they may
+    be links of a store's.
 
     Of an Advantage Model the head of r(x, y) alone is kept: e(x) is the same for all responses to a
     prompt, and transformers reads one token only. Category heads stay, with their gate.
@@ -34,47 +42,68 @@ def export_scorer(folder: Path) -> tuple[list[str], bool]:
     has_expected = labels == ["reward", "expected_reward"]
     if has_expected:
         labels = labels[:1]
-        _keep_first_row(folder)
+        if not _change_tensor(folder, (HEAD,), lambda heads: heads[:1]):
+            raise ValueError(f"{folder} has no {HEAD}: it is no scorer")
         for name in ("advantage_scale", "learned_expected_reward", "num_labels"):
             config.pop(name, None)
     config["id2label"] = {str(number): label for number, label in enumerate(labels)}
     config["label2id"] = {label: number for number, label in enumerate(labels)}
-    config["pad_token_id"] = _padding(folder, config)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    config["problem_type"] = "regression"  # a pipeline then gives the score, not its sigmoid
+    _give_padding(folder, config)
+    config[MARK] = end_texts(folder)
+    write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
     return labels, has_expected
 
 
-def _keep_first_row(folder: Path) -> None:
+def _change_tensor(folder: Path, names: tuple[str, ...], change: Callable[[Array], Array]) -> bool:
+    """Change the tensor whose name ends with one of `names`; whether there is one."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "numpy") as opened:
-            if HEAD not in opened.keys():  # noqa: SIM118 - it is no mapping
+            found = next((name for name in opened.keys() if name.endswith(names)), None)  # noqa: SIM118
+            if found is None:
                 continue
             metadata = opened.metadata()
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        tensors[HEAD] = tensors[HEAD][:1].copy()
-        save_file(tensors, file, metadata)
-        return
-    raise ValueError(f"{folder} has no {HEAD}: it is no scorer")
+        tensors[found] = np.ascontiguousarray(change(tensors[found]))
+        scratch = file.with_name(f".{file.name}")
+        save_file(tensors, scratch, metadata)
+        os.replace(scratch, file)
+        return True
+    return False
 
 
-def _padding(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """The id of a special token other than the end token, made the tokenizer's padding.
+def _give_padding(folder: Path, config: dict[str, Any]) -> None:
+    """Pad with a special token other than the end token; where there is none, with a new one.
 
-    None without one: transformers then takes one text at a time.
+    A model pads with None, one text at a time, where its embeddings are not found.
     """
-    end = config.get("eos_token_id")
-    ends = end if isinstance(end, list) else [end]
-    tokens = json.loads((folder / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
-    if config.get("pad_token_id") not in (*ends, None):
-        return int(config["pad_token_id"])
-    for token in tokens:
-        if token["special"] and token["id"] not in ends:
-            path = folder / "tokenizer_config.json"
-            settings = json.loads(path.read_text("utf-8"))
-            settings["pad_token"] = token["content"]
-            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
-            return int(token["id"])
-    return None
+    settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokens = tokenizer.setdefault("added_tokens", [])
+    ends = config.get("eos_token_id")
+    ends = [*(ends if isinstance(ends, list) else [ends]), None]
+    ends += [token["id"] for token in tokens if token["content"] == end_token(settings)]
+    known = {token["id"]: token for token in tokens if token["special"]}
+    ids = [config.get("pad_token_id"), *known]
+    number = next((each for each in ids if each not in ends and each in known), None)
+    if number is None and config.get("pad_token_id") not in ends:
+        return
+    if number is None:
+        number = (
+            max([*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokens)]) + 1
+        )
+        if number >= config["vocab_size"]:
+            if not _change_tensor(folder, EMBEDDINGS, lambda rows: np.vstack([rows, 0 * rows[:1]])):
+                config["pad_token_id"] = None
+                return
+            config["vocab_size"] = number + 1
+        known[number] = {"id": number, "content": "<|padding|>", "special": True}
+        known[number] |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokens.append(known[number])
+        write(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
+    config["pad_token_id"] = number
+    settings["pad_token"] = known[number]["content"]
+    write(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False))
 
 
 def export_pairs(sources: Mapping[str, Path], target: Path, *, is_spaced: bool = False) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,30 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 model = AutoModelForSequenceClassification.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 
-def ids(text):
-    return tokenizer(text, add_special_tokens=False).input_ids
+def score(**given):
+    with torch.no_grad():
+        return model(**given).logits[:, 0].tolist()  # {label}
 
-# Prompt and response are tokenised apart; the score is read at the end token.
-given = ids(prompt) + ids(response) + [tokenizer.eos_token_id]
-score = model(torch.tensor([given])).logits[0, 0]  # {label}"""
+# Prompt and response as one text.
+print(score(**tokenizer([prompt + response], padding=True, return_tensors="pt")))
+# Messages, the last of which is the assistant's.
+messages = [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]
+print(score(**tokenizer.apply_chat_template([messages], return_dict=True, return_tensors="pt")))"""
+SCORE_TOKEN = {
+    True: (
+        "The score is read at the end token `{token}`, which the tokenizer puts behind every text, "
+        "once. So pipelines, TRL's `reward_funcs` (text and messages), RewardBench and Trimtab's "
+        "`--reward-model` give this score. A prompt by itself stays open: an empty response is "
+        "written `{token}`, and a prompt and a response are a pair of texts (`text_pair`) only "
+        "where the prompt ends as the chat template's prompts do, or in `Assistant:`."
+    ),
+    False: (
+        "The score is read at the end token `{token}`, which the tokenizer puts behind a text or a "
+        "pair of texts where special tokens are asked for, as is the default, and the chat "
+        "template behind messages: a text that has it already would have it twice. TRL's "
+        "`reward_funcs` asks for no special tokens: give it messages, not text."
+    ),
+}
 LOAD_PAIRS = """from datasets import load_dataset
 
 pairs = load_dataset("{name}")"""
@@ -66,6 +84,7 @@ class Exported:
     kind: of the files. role: in the run. run: its name. command: that makes it again. settings: by
     path. card: the run's scorecard. entry: the artifact's lineage. about: what it is, in sentences.
     limits: what it is not for. label: what a scorer's first column is.
+    score_token: where it is read, as the exported config.json has it.
     """
 
     kind: str
@@ -78,17 +97,24 @@ class Exported:
     about: str
     limits: str
     label: str = "reward"
+    score_token: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_card(exported: Exported) -> str:
     """The README.md: metadata, what it is, use, figures with intervals, how it was made, limits."""
     name = f"{exported.run}-{exported.role}".replace("_", "-")
     load = {"policy": LOAD_POLICY, "scorer": LOAD_SCORER, "pairs": LOAD_PAIRS}[exported.kind]
+    read_at = exported.score_token
     parts = [
         _metadata(exported),
         f"# {name}",
         exported.about,
         f"## Use\n\n```python\n{load.format(name='FOLDER', label=exported.label)}\n```",
+        *(
+            [SCORE_TOKEN[read_at["is_always_appended"]].format(token=read_at["score_token"])]
+            if read_at
+            else []
+        ),
         *_figures(exported),
         *_audit(exported),
         f"## How it was made\n\n{_origin(exported)}"

@@ -17,7 +17,7 @@ from trimtab.models.synthetic.demonstrations import (
 )
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
-from trimtab.models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, family_of
+from trimtab.models.synthetic.tasks import ASSISTANT, EXPERT, HELD_OUT, MAIN, USER, family_of
 from trimtab.models.training.data import write_rows
 from trimtab.models.training.progress import write_json
 
@@ -71,13 +71,17 @@ def _draw_sets(config: WorldConfig, rng: random.Random) -> tuple[list[str], dict
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word; the world has no unknown words, but other text must not crash it."""
+    """One token a word; the world has no unknown words, but other text must not crash it.
+
+    Marks of turns are tokens wherever they stand, so that an answer can follow without a blank.
+    """
     words = [*SPECIAL_TOKENS, *vocabulary()]
     pad, end, unknown = SPECIAL_TOKENS
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=unknown)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_tokens([USER, ASSISTANT])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=pad, eos_token=end, unk_token=unknown
     )

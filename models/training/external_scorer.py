@@ -2,9 +2,10 @@
 
 It is an `AutoModelForSequenceClassification` folder, or one of the hub, with one label, and reads a
 dialogue as its tokenizer's chat template writes it, or without one the prompt and the answer as a
-pair of texts. Only safetensors are read, and no code is run that comes with a model. Of Llamas and
-the like (`PACKED`) a prompt is passed once for all its answers; others get padded batches of like
-length.
+pair of texts. Trimtab's own read a text as they were trained to, those of earlier versions too,
+whose tokenizers do not end it. Only safetensors are read, and no code is run that comes with a
+model. Of Llamas and the like (`PACKED`) a prompt is passed once for all its answers; others get
+padded batches of like length.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from transformers import (
 )
 
 from trimtab.models import chunk_sizes, counts
-from trimtab.models.data.messages import dialogue_of
+from trimtab.models.data.messages import ASSISTANT_MARK, chat_renderer, dialogue_of
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates, encode, pack
 from trimtab.models.nets.precision import store_narrow
 from trimtab.models.nets.scoring import response_scores
+from trimtab.models.reporting.score_token import HH_TEMPLATE, MARK
 from trimtab.models.training.batching import micro_batches
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import distinct_rows
@@ -45,8 +47,10 @@ Asked = tuple[str, str]
 class ExternalScorer:
     """A reward model and its tokenizer."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_own: bool = False
+    ) -> None:
+        self.model, self.tokenizer, self.is_own = model.eval(), tokenizer, is_own
         longest = (
             getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
         )
@@ -80,7 +84,7 @@ class ExternalScorer:
             )
         store_narrow(*(find_layers(model) or ()))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        return cls(with_fused_layers(model), tokenizer)
+        return cls(with_fused_layers(model), tokenizer, _is_own(model, folder))
 
     @torch.no_grad()
     def score(self, asked: Sequence[Asked], progress: Progress) -> dict[Asked, float]:
@@ -100,7 +104,7 @@ class ExternalScorer:
             raise ValueError(f"the model's chat template refuses every dialogue: {said}")
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
             return dict(progress.follow(self._padded(texts), len(texts)))
-        end = self.model.config.pad_token_id
+        end = None if self.is_own else self.model.config.pad_token_id
         ids = {each: _without_padding(text["input_ids"], end) for each, text in texts.items()}
         rows = dict(_with_common_prefix(ids))
         places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Asked]] = {}
@@ -111,6 +115,8 @@ class ExternalScorer:
 
     def _encode(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
         """What the model is given of a dialogue: of too long a one the end."""
+        if self.is_own:
+            return self._encode_as_trained(prompt, answer)
         if self.tokenizer.chat_template is None:
             pair = self.tokenizer(prompt, answer.strip())
             if len(pair["input_ids"]) > self.limit:
@@ -123,6 +129,18 @@ class ExternalScorer:
         ids = self.tokenizer.apply_chat_template(
             dialogue_of(prompt, answer), sanitize_control_tokens=True, return_dict=False
         )
+        self.num_cut += len(ids) > self.limit
+        return {"input_ids": ids[-self.limit :]}
+
+    def _encode_as_trained(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
+        """Prompt, answer and end token, messages as the chat template writes them for training."""
+        template, render = self.tokenizer.chat_template or "", chat_renderer(self.tokenizer)
+        has_messages = prompt.endswith(ASSISTANT_MARK) and HH_TEMPLATE not in template
+        if render is not None and has_messages:
+            *before, last = dialogue_of(prompt, answer)
+            prompt, answer = render(before), last["content"]
+        (row,) = encode(self.tokenizer, [prompt], [[answer]])
+        ids = [*row.prompt, *row.responses[0]]
         self.num_cut += len(ids) > self.limit
         return {"input_ids": ids[-self.limit :]}
 
@@ -163,6 +181,15 @@ class ExternalScorer:
             inputs = {name: own.to(self.model.device) for name, own in batch.items()}
             scores = self.model(**inputs).logits.float()[:, 0].tolist()
             yield from zip((order[index] for index in part), scores, strict=True)
+
+
+def _is_own(model: PreTrainedModel, folder: Path) -> bool:
+    """Whether Trimtab exported a model: it says so, or in an earlier version's its card does."""
+    if hasattr(model.config, MARK):
+        return True
+    card = folder / "README.md"
+    is_tagged = card.is_file() and '"trimtab"]' in card.read_text("utf-8", "replace")
+    return is_tagged and model.config.id2label == {0: "reward"}
 
 
 def _without_padding(ids: list[int], padding: int | None) -> list[int]:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from trimtab.flows.cli import main
 from trimtab.flows.names import name_run
@@ -46,12 +48,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         entries.append({**entry, "versions": {"code": "c" * 40}, "parents": {}})
 
     def model(labels: dict[str, str]) -> dict[str, Any]:
-        token = {"id": 3, "content": "<unk>", "special": True}
-        config = {"id2label": labels, "eos_token_id": 2, "pad_token_id": 2}
+        words = Tokenizer(WordLevel({"a": 0, "b": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
+        words.add_special_tokens(["<eos>", "<unk>"])
+        config = {"id2label": labels, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": 4}
         return {
             "model/config.json": json.dumps(config),
-            "model/tokenizer.json": json.dumps({"added_tokens": [token]}),
-            "model/tokenizer_config.json": "{}",
+            "model/tokenizer.json": words.to_str(),
+            "model/tokenizer_config.json": json.dumps({"eos_token": "<eos>"}),
             "model/model.safetensors": {
                 "score.weight": np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
             },

@@ -205,7 +205,7 @@ def _words(text: str) -> PreTrainedTokenizerFast:
 
 def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() -> None:
     tokenizer = _words("<end> a b c d e")
-    prompts, responses = ["a b c", "", "e"], [["d", "e e"], [""], []]
+    prompts, responses = ["a b c", "", "e"], [[" d", " e e"], [""], []]
     assert encode(tokenizer, prompts, responses) == [
         Candidates([1, 2, 3], ([4, 0], [5, 5, 0])),
         Candidates([], ([0],)),
@@ -214,7 +214,7 @@ def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() ->
     assert encode(tokenizer, prompts[:1], responses[:1], max_length=4) == [
         Candidates([3], ([4, 0], [5, 5, 0]))
     ]
-    assert encode(tokenizer, ["a b"], [["c d e e"]], max_length=4) == [
+    assert encode(tokenizer, ["a b"], [[" c d e e"]], max_length=4) == [
         Candidates([2], ([3, 4, 5],))
     ]
 

@@ -82,22 +82,6 @@ def test_a_folder_without_a_head_is_refused(tmp_path: Path, advantage_model: Pat
         export_scorer(tmp_path / "model")
 
 
-def test_without_another_special_token_there_is_no_padding(
-    tmp_path: Path, reward_model: Path
-) -> None:
-    shutil.copytree(reward_model / "model", tmp_path / "model")
-    folder = tmp_path / "model"
-    config = json.loads((folder / "config.json").read_text())
-    config["pad_token_id"] = config["eos_token_id"]
-    (folder / "config.json").write_text(json.dumps(config))
-    tokens = json.loads((folder / "tokenizer.json").read_text())
-    end = config["eos_token_id"]
-    tokens["added_tokens"] = [token for token in tokens["added_tokens"] if token["id"] == end]
-    (folder / "tokenizer.json").write_text(json.dumps(tokens))
-    export_scorer(folder)
-    assert json.loads((folder / "config.json").read_text())["pad_token_id"] is None
-
-
 def test_cleaned_pairs_load_with_the_same_fields_in_every_split(tmp_path: Path) -> None:
     """Flipped ones are turned round, those without weight left out; raw ones are certain."""
     row = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "review": None, "rating": 3}

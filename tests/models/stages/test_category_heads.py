@@ -226,7 +226,7 @@ def contradictory(tmp_path_factory: pytest.TempPathFactory, comparisons: Path) -
             kinds = ["walk walk walk .", "no ."]
             is_even = categories.index(row["category"]) % 2 == 0
             row["category"] = "even" if is_even else "odd"
-            row["prompt"] += " count" if is_even else " letter"
+            row["prompt"] += " count " if is_even else " letter "
             row["chosen"], row["rejected"] = kinds if is_even else kinds[::-1]
         write_rows(folder / f"{split}.jsonl", rows)
     return folder

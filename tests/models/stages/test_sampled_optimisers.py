@@ -210,7 +210,7 @@ def test_evaluation_asks_with_the_instruction_and_scores_without(
     prompts, responses = ([row[key] for row in rows[:20]] for key in ("prompt", "response"))
     scores = score_texts(load_scorer(advantage_model / "model"), tokenizer, rows[:20], responses)
     assert [row["score"] for row in rows[:20]] == pytest.approx(scores.tolist(), abs=1e-4)
-    asked = encode(tokenizer, [f"{p} ten" for p in prompts], [[text] for text in responses])
+    asked = encode(tokenizer, [f"{p} ten " for p in prompts], [[text] for text in responses])
     plain = encode(tokenizer, prompts, [[text] for text in responses])
     ours = logprob_rows(load_policy(instructed / "model"), asked)[:, 0]
     theirs = logprob_rows(load_policy(policy / "model"), plain)[:, 0]
