@@ -647,9 +647,9 @@ def ui(
     host: Annotated[str, Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, Port(help="Prefect's port.")] = 4200,
     mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
-) -> int:
+) -> None:
     """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
-    return serve_pages(_start(), host, port, mlflow_port)
+    serve_pages(_start(), host, port, mlflow_port)
 
 
 @app.command(rich_help_panel=OPERATE)

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import seaweedfs
+from trimtab.infra.stack.supervisor import LOOPBACK as HOST
 from trimtab.infra.stack.supervisor import POLL_SECONDS, START_SECONDS, Service, Supervisor
 
-HOST = "127.0.0.1"
 POOL = "trimtab"
 _OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _OF_MLFLOW = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -147,7 +147,7 @@ class Stack:
         )
 
     def _mlflow(self) -> Service:
-        folder, port = self.folder / "mlflow", self.ports.mlflow
+        folder = self.folder / "mlflow"
         users = folder / "users.ini"
 
         def prepare() -> None:
@@ -161,25 +161,21 @@ class Stack:
                 "auth_cache_ttl_seconds = 60\n"
             )
 
-        return Service(
-            "mlflow",
-            [
-                *(program("mlflow"), "server", "--app-name", "basic-auth", "--workers", "1"),
-                *("--host", HOST, "--port", str(port)),
-                *("--backend-store-uri", database_url(self.ports.postgres, "mlflow")),
-                *("--artifacts-destination", f"s3://{BUCKET}/mlflow"),
-            ],
-            is_ready=lambda: answers(f"http://{HOST}:{port}/health"),
+        server = mlflow_server(
+            (HOST, self.ports.mlflow),
+            database_url(self.ports.postgres, "mlflow"),
+            f"s3://{BUCKET}/mlflow",
+        )
+        return replace(
+            server,
+            command=[*server.command, "--app-name", "basic-auth"],
             after=["postgres"],
-            ports=[port],
             env={
+                **server.env,
                 "MLFLOW_AUTH_CONFIG_PATH": str(users),
                 "MLFLOW_AUTH_ADMIN_USERNAME": os.environ["MLFLOW_TRACKING_USERNAME"],
                 "MLFLOW_AUTH_ADMIN_PASSWORD": os.environ["MLFLOW_TRACKING_PASSWORD"],
                 "MLFLOW_S3_ENDPOINT_URL": self.client_environment["AWS_ENDPOINT_URL_S3"],
-                "MLFLOW_DISABLE_TELEMETRY": "true",
-                # Its job runners are 1.9 GB of processes for evaluations that nobody asks for here.
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 "AWS_REGION": "us-east-1",
             },
             secrets=(*_OF_S3, "PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"),
@@ -189,18 +185,12 @@ class Stack:
 
     def _prefect(self) -> Service:
         folder = self.folder / "prefect"
-        return Service(
-            "prefect",
-            # `prefect server start` would put another process between, which a kill leaves behind.
-            [
-                *(sys.executable, "-P", "-m", "uvicorn", "--factory"),
-                *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
-                *("--host", HOST, "--port", str(self.ports.prefect)),
-            ],
-            is_ready=lambda: self._ask_prefect("health") is not None,
+        server = prefect_server((HOST, self.ports.prefect))
+        return replace(
+            server,
             after=["postgres"],
-            ports=[self.ports.prefect],
             env={
+                **server.env,
                 "PREFECT_HOME": str(folder),
                 "PREFECT_SERVER_API_AUTH_STRING": os.environ["PREFECT_API_AUTH_STRING"],
                 "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url(
@@ -213,8 +203,6 @@ class Stack:
                 "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "trimtab.infra.prefect.event_order",
                 # How long a stage that found no GPU slot may wait before it asks again.
                 "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
-                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                "DO_NOT_TRACK": "1",
             },
             secrets=("PGPASSWORD", "PREFECT_API_AUTH_STRING"),
             folder=folder,
@@ -237,6 +225,53 @@ class Stack:
                 return json.load(answer)
         except OSError:
             return None
+
+
+def prefect_server(address: tuple[str, int]) -> Service:
+    """Prefect's pages and API."""
+    host, port = address
+    return Service(
+        "prefect",
+        # `prefect server start` would put another process between, which a kill leaves behind.
+        [
+            *(sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"),
+            *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
+        ],
+        is_ready=lambda: answers(f"{url(address)}/api/health"),
+        address=address,
+        env={
+            "PREFECT_SERVER_API_HOST": host,
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        },
+    )
+
+
+def mlflow_server(address: tuple[str, int], database: str, artifacts: str) -> Service:
+    """MLflow's pages and API."""
+    host, port = address
+    return Service(
+        "mlflow",
+        [
+            *(sys.executable, "-P", "-m", "trimtab.infra.stack.mlflow_server"),
+            *("--workers", "1", "--uvicorn-opts", "--fd 0", "--host", host, "--port", str(port)),
+            *("--backend-store-uri", database, "--artifacts-destination", artifacts),
+        ],
+        is_ready=lambda: answers(f"{url(address)}/health"),
+        address=address,
+        env={
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            # Its job runners are 1.9 GB of processes for evaluations that nobody asks for here.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        },
+    )
+
+
+def url(address: tuple[str, int]) -> str:
+    """Of a server at this host and port."""
+    host, port = address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def answers(address: str) -> bool:

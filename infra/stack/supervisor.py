@@ -1,9 +1,15 @@
 """Keep a few servers running as children: each started once those it needs are ready, started again
 when it dies, stopped in reverse order. None outlives this process, not even one killed with -9.
+
+Whoever listens at a server's address is sent its clients' logins. So that nobody else ever does,
+the supervisor itself opens the addresses, before it starts anything, and keeps them open over
+deaths and restarts: a server inherits its listening socket. Of the ports that a server can only
+open itself, it is checked that it is its process that listens.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -17,6 +23,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 from trimtab.infra.processes.environment import without_secrets
 from trimtab.infra.stack import flow_runs
 from trimtab.infra.stack.programs import StackError, as_user
@@ -24,12 +32,14 @@ from trimtab.infra.stack.secrets import SECRETS
 
 logger = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"
 START_SECONDS = 180.0
 POLL_SECONDS = 0.2
 _LOG_LINES = 15
 _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
-_PORT_SECONDS = 10.0  # what a server that died left open closes by itself
+_PORT_SECONDS = 3.0  # what servers of a stack that was killed left open closes by itself
+_BACKLOG = 2048
 # A server that keeps dying is started again after 1, 2, 4 ... 30 s; one that held a minute at once.
 _LONGEST_PAUSE = 30.0
 _HEALTHY_SECONDS = 60.0
@@ -39,18 +49,20 @@ _HEALTHY_SECONDS = 60.0
 class Service:
     """One server: how to start it, when it is ready, and how it wants to be stopped.
 
-    It starts in `folder`, which is made, once the services named in `after` are ready; its `ports`
-    on loopback must be free by then. `prepare` runs before every start, `once_ready` after the
-    first, `after_stop_signal` after `stop_signal` was sent. Where this process is root, the service
-    runs as `user`. Its environment is this process's without secrets, plus the secrets named in
-    `secrets`, plus `env`. It inherits the files of `descriptors`. Only its user can read what it
-    writes.
+    It starts in `folder`, which is made, once the services named in `after` are ready. Its
+    descriptor 0 is a socket that listens at `address`, a host and a port; `ports` of loopback it
+    opens itself. `is_ready` sends no secret. `prepare` runs before every start, `once_ready` after
+    the first, `after_stop_signal` after `stop_signal` was sent. Where this process is root, the
+    service runs as `user`. Its environment is this process's without secrets, plus the secrets
+    named in `secrets`, plus `env`. It inherits the files of `descriptors`. Only its user can read
+    what it writes.
     """
 
     name: str
     command: Sequence[str]
     is_ready: Callable[[], bool]
     after: Sequence[str] = ()
+    address: tuple[str, int] | None = None
     ports: Sequence[int] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Collection[str] = ()
@@ -69,6 +81,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     started: float
     deaths: int = 0
+    is_dead: bool = False
 
     @property
     def restart_at(self) -> float:
@@ -81,6 +94,7 @@ class Supervisor:
 
     def __init__(self, services: Sequence[Service], logs: Path) -> None:
         self.services, self.logs = list(services), logs
+        self._sockets: dict[str, socket.socket] = {}
         self._children: dict[str, _Child] = {}
         self._unkept: set[Path] = set()
 
@@ -90,6 +104,7 @@ class Supervisor:
         self.logs.chmod(0o700)
         ready: set[str] = set()
         try:
+            self._listen()
             while len(ready) < len(self.services):
                 for service in self.services:
                     self._bring_up(service, ready)
@@ -105,6 +120,8 @@ class Supervisor:
             child = self._children.pop(service.name, None)
             if child is not None:
                 _stop(child.process, service)
+            if service.name in self._sockets:
+                self._sockets.pop(service.name).close()
 
     def watch(self) -> None:
         """Start again what ends, until interrupted."""
@@ -124,23 +141,34 @@ class Supervisor:
                 logger.warning("%s cannot be rotated: %s", log, error)
             self._unkept.add(log)
 
-    def pid(self, name: str) -> int:
-        """The process of a service, which leads a process group of its own."""
-        return self._children[name].process.pid
+    def _listen(self) -> None:
+        """Open all addresses; StackError where one is taken, or a port that a server will open."""
+        for service in self.services:
+            if service.address is not None:
+                self._sockets[service.name] = _open(service, service.address, _PORT_SECONDS)
+            for port in service.ports:
+                _open(service, (LOOPBACK, port), _PORT_SECONDS).close()
 
     def _revive(self, service: Service, child: _Child) -> None:
-        status = child.process.poll()
+        """Start it again if it has ended; what forbids that now, such as a full disk, may pass."""
+        status, now = child.process.poll(), time.monotonic()
         if status is None:
             return
-        now = time.monotonic()
-        if now - child.started > _HEALTHY_SECONDS:
-            child.deaths = 0
-        elif now < child.restart_at:
+        if not child.is_dead:
+            _kill_group(child.process)
+            child.is_dead = True
+            child.deaths = 0 if now - child.started > _HEALTHY_SECONDS else child.deaths
+        if now < child.restart_at:
             return
-        _kill_group(child.process)
         logger.warning("%s ended (%s): starting it again", service.name, status)
         child.started, child.deaths = now, child.deaths + 1
-        child.process = self._start(service)
+        try:
+            child.process, child.is_dead = self._start(service), False
+        except (OSError, StackError) as error:
+            logger.warning(
+                "%s cannot be started: %s. The other servers go on; next try in %.0f s",
+                *(service.name, error, child.restart_at - now),
+            )
 
     def _start(self, service: Service) -> subprocess.Popen[bytes]:
         if service.folder is not None:
@@ -148,15 +176,16 @@ class Supervisor:
             service.folder.chmod(0o700)
         service.prepare()
         for port in service.ports:
-            _wait_until_free(port, service.name)
+            _open(service, (LOOPBACK, port)).close()
         path = self.logs / f"{service.name}.log"
         path.touch(mode=0o600)
         path.chmod(0o600)
+        listener = self._sockets.get(service.name)
         with path.open("ab") as log:
             return subprocess.Popen(
                 [*as_user(service.user), *service.command],
                 cwd=service.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=listener.fileno() if listener else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # PYTHONSAFEPATH: for the Python processes that a server starts in its turn.
@@ -178,7 +207,7 @@ class Supervisor:
             logger.info("%s is ready after %.1f s", service.name, time.monotonic() - child.started)
 
     def _is_up(self, service: Service, child: _Child) -> bool:
-        if service.is_ready():
+        if _listens(child.process.pid, service.ports) and service.is_ready():
             return True
         has_ended = child.process.poll() is not None
         if has_ended or time.monotonic() > child.started + START_SECONDS:
@@ -218,22 +247,42 @@ def _environment(service: Service) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in others}
 
 
-def _wait_until_free(port: int, name: str) -> None:
-    deadline = time.monotonic() + _PORT_SECONDS
+def _open(service: Service, address: tuple[str, int], seconds: float = 0.0) -> socket.socket:
+    """A socket that listens at the address; StackError where that is not free within `seconds`."""
+    deadline = time.monotonic() + seconds
     while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise StackError(
-                        f"port {port} of 127.0.0.1, which {name} needs, is in use: stop what "
-                        "uses it, or choose another with --port"
-                    ) from error
-            else:
-                return
-        time.sleep(POLL_SECONDS)
+        try:
+            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                reason = "is in use" if error.errno == errno.EADDRINUSE else f"fails: {error}"
+                raise StackError(
+                    f"port {address[1]} of {address[0]}, which {service.name} needs, {reason}: "
+                    "stop what uses it, or choose another"
+                ) from error
+            time.sleep(POLL_SECONDS)
+        else:
+            # Connections inherit it (Linux). asyncio, which takes the socket for a Unix one as
+            # uvicorn says so, does not set it.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return listener
+
+
+def _listens(pid: int, ports: Sequence[int]) -> bool:
+    """Whether this process, or one below it, and so nobody else, has these ports of loopback."""
+    if not ports:
+        return True
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        found = {
+            tuple(connection.laddr)
+            for each in [process, *process.children(recursive=True)]
+            for connection in each.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        return found >= {(LOOPBACK, port) for port in ports}
+    return False
 
 
 def _stop(process: subprocess.Popen[bytes], service: Service) -> None:

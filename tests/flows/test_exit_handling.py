@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.ports import free_ports
-from trimtab.flows import ui
 from trimtab.flows.cli import main
 
 # As while trainers are stopped at a checkpoint: SIGTERM is in hand.
@@ -39,23 +42,17 @@ with exit_on_signals("; it goes on"):
 # As if a signal came while a server was being started.
 INTERRUPTED = """
 import signal, subprocess, sys
-from trimtab.flows import ui
+from pathlib import Path
 from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.infra.stack.supervisor import Service, Supervisor
 class Popen(subprocess.Popen):
     def _execute_child(self, *arguments):
         super()._execute_child(*arguments)
         signal.raise_signal(signal.SIGTERM)
 subprocess.Popen = Popen
-with exit_on_signals():
-    ui._serve({"Prefect": ["sleep", "600"], "MLflow": ["sleep", "600"]})
-"""
-SERVE = """
-import sys
-from trimtab.flows.exit_handling import exit_on_signals
-from trimtab.flows.ui import _serve
-other = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
-with exit_on_signals():
-    sys.exit(_serve({"Prefect": other, "MLflow": ["sh", "-c", sys.argv[1]]}))
+sleeps = ["sh", "-c", f"echo $$ > {sys.argv[1]}/pid; exec sleep 600"]
+with exit_on_signals(), Supervisor([Service("sleep", sleeps, lambda: False)], Path(sys.argv[1])):
+    pass
 """
 
 
@@ -145,32 +142,52 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_starts(
     other: str,
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr(ui, "_serve", lambda _: pytest.fail("a server was started"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["ui", option, str(port), other, str(free_ports(1))]) == 1
     said = capsys.readouterr()
-    assert f"port {port} of 127.0.0.1 is in use" in said.err and said.err.endswith(f"{option}\n")
+    name = "prefect" if option == "--port" else "mlflow"
+    assert said.err == (
+        f"trimtab: port {port} of 127.0.0.1, which {name} needs, is in use: stop what uses it, or "
+        "choose another\n"
+    )
     assert said.out == ""
+    assert list((tmp_path / "logs").iterdir()) == []
 
 
-def test_a_server_that_ends_takes_the_other_with_it() -> None:
-    process = _start(SERVE, "exit 3")
-    said = process.communicate(timeout=60)[1]  # once nobody holds its output, so not the other
-    assert said == "trimtab: MLflow's server ended with status 3; its messages are above\n"
-    assert process.returncode == 1
-
-
-def test_ctrl_c_stops_both_servers() -> None:
-    process = _start(SERVE, "exec sleep 600")
-    assert _signalled(process, [signal.SIGINT]) == "trimtab: stopped by Ctrl-C\n"
+@pytest.mark.slow
+def test_the_pages_are_served_until_ctrl_c(tmp_path: Path) -> None:
+    """By one process a server; the sockets are there before the servers are, and go with them."""
+    port = free_ports(2)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "trimtab.flows.cli", "ui"),
+            *("--port", str(port), "--mlflow-port", str(port + 1)),
+        ],
+        env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(f"Prefect: http://127.0.0.1:{port}   MLflow: ")
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 2
+    for number, page in {port: "api/health", port + 1: "health"}.items():
+        with urllib.request.urlopen(f"http://127.0.0.1:{number}/{page}", timeout=30) as answer:
+            assert answer.status == 200
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].endswith("trimtab: stopped by Ctrl-C\n")
     assert process.returncode == 130
+    assert not any(child.is_running() for child in children)
 
 
-def test_a_signal_while_servers_start_leaves_none() -> None:
-    process = _start(INTERRUPTED)
-    said = process.communicate(timeout=60)[1]  # once nobody holds its output
+def test_a_signal_while_servers_start_leaves_none(tmp_path: Path) -> None:
+    process = _start(INTERRUPTED, str(tmp_path))
+    said = process.communicate(timeout=60)[1]
     assert said == "trimtab: stopped by SIGTERM\n"
     assert process.returncode == 143
+    with suppress(FileNotFoundError, psutil.NoSuchProcess):  # killed before or after it wrote that
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(10)

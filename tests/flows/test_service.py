@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.flows.dask_cluster import dask_cluster
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of
+from tests.thief import thief
 from trimtab.flows.deploy import ENGINE, HEARTBEATS, STILL, STUCK
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.bucket import BUCKET
@@ -336,7 +338,7 @@ def _processes_have_only_their_secrets(running: Running) -> None:
         "prefect worker start": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
         "prefect.engine": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
         "prefect.server.api.server": {"PGPASSWORD", "PREFECT_API_AUTH_STRING"},
-        "mlflow server": s3 | {"PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"},
+        "mlflow.server.auth": s3 | {"PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"},
         "weed ": set(),
         "trimtab.infra.processes.fork_server": set(),
     }
@@ -447,6 +449,21 @@ def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
             assert not [value for value in values if value in content], path
     commands = " ".join(processes_of(running.stack.folder)).encode()
     assert not [value for value in values if value in commands]
+
+
+def test_nobody_takes_the_port_of_a_server_that_was_killed(running: Running) -> None:
+    """Whoever had it would be sent the logins of the worker and of all flow runs."""
+    ports = running.stack.ports
+    servers = {"prefect.server.api.server": ports.prefect, "mlflow.server.auth": ports.mlflow}
+    with ExitStack() as thieves:
+        for words, port in servers.items():
+            thieves.enter_context(thief(port))
+            (killed,) = running.processes(words)
+            os.kill(killed, signal.SIGKILL)
+            page = "api/health" if port == ports.prefect else "health"
+            answer = requests.get(f"http://127.0.0.1:{port}/{page}", timeout=120)
+            assert answer.status_code == 200
+            assert killed not in running.processes(words)
 
 
 def test_a_worker_that_is_told_to_stop_stops(running: Running) -> None:

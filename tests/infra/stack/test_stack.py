@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from tests.ports import free_ports
+from tests.thief import thief
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack import flow_runs, secrets, supervisor
 from trimtab.infra.stack.__main__ import _up, temporary_folder
 from trimtab.infra.stack.programs import StackError, require_reachable
 from trimtab.infra.stack.services import Stack
@@ -228,9 +233,9 @@ def test_where_a_log_cannot_be_kept_the_old_ones_stay(
         rotate(log, 8, 3)
     assert {path.name for path in tmp_path.iterdir()} == {"a.log", "a.log.1"}
     assert (log.read_text(), log.with_name("a.log.1").read_text()) == ("x" * 9, "old")
-    supervisor = Supervisor([], tmp_path)
+    running = Supervisor([], tmp_path)
     monkeypatch.setattr("trimtab.infra.stack.supervisor.rotate", fail)
-    supervisor._rotate(log)
+    running._rotate(log)
 
 
 def test_one_folder_has_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,20 +282,128 @@ def test_logs_stay_below_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert numbers == sorted(numbers) and numbers[-1] == 399 and len(numbers) > 80
 
 
-def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
+# A server that takes its time to import, then answers from its descriptor 0.
+SLOW = """
+import os, socket, sys, time
+time.sleep(1)
+open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+listener = socket.socket(fileno=0)
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(b"server")
+    connection.close()
+"""
 
+
+def _asked(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        return connection.recv(9)
+
+
+@pytest.mark.slow
+def test_nobody_takes_a_server_s_port_while_it_starts_or_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, or when it cannot be started again, which does not end the others."""
+    port, pids = free_ports(1), tmp_path / "pids"
+    full, enough = tmp_path / "full", tmp_path / "enough"
+    said: list[str] = []
+    with ExitStack() as stack:
+
+        def prepare() -> None:
+            if not pids.exists():
+                stack.enter_context(thief(port))
+            if full.exists():
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        def kill() -> int:
+            numbers = pids.read_text().split()
+            os.kill(int(numbers[-1]), signal.SIGKILL)
+            _until(lambda: not _is_alive(int(numbers[-1])))
+            return len(numbers)
+
+        def end(_: Path) -> None:
+            if enough.exists():
+                raise EOFError
+
+        def watch() -> None:
+            with suppress(EOFError):
+                running.watch()
+
+        server = Service(
+            "server",
+            [sys.executable, "-c", SLOW, str(pids)],
+            is_ready=lambda: _asked(port) == b"server",
+            address=("127.0.0.1", port),
+            prepare=prepare,
+        )
+        monkeypatch.setattr(supervisor.logger, "warning", lambda text, *_: said.append(text))
+        monkeypatch.setattr(Supervisor, "_rotate", lambda _, log: end(log))
+        with Supervisor([server, toy(tmp_path, "other")], tmp_path / "logs") as running:
+            other = _pid(tmp_path / "other")
+            watching = Thread(target=watch, daemon=True)
+            watching.start()
+            assert kill() == 1
+            assert _asked(port) == b"server"  # the second, for which it waited
+            full.touch()
+            assert kill() == 2
+            _until(lambda: sum("cannot be started" in text for text in said) >= 2)
+            assert _is_alive(other)
+            full.unlink()
+            assert _asked(port) == b"server"
+            assert kill() == 3
+            enough.touch()
+            watching.join(10)
+            assert _is_alive(other)
+
+
+@pytest.mark.parametrize("opens", ["the supervisor", "the server"])
+def test_where_a_port_is_taken_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: str
+) -> None:
     monkeypatch.setattr("trimtab.infra.stack.supervisor._PORT_SECONDS", 0.1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        service = Service("s3", ["true"], is_ready=lambda: True, ports=[port])
+        of_service = {"address": ("127.0.0.1", port)} if "super" in opens else {"ports": [port]}
+        first = toy(tmp_path, "first")
+        service = Service("s3", ["true"], is_ready=lambda: True, **of_service)  # type: ignore[arg-type]
         with (
             pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is in use"),
-            Supervisor([service], tmp_path),
+            Supervisor([first, service], tmp_path / "logs"),
         ):
             pass
+        taken.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # nobody came to whoever has the port
+            taken.accept()
+    assert not (tmp_path / "first").exists()
+
+
+def test_a_port_is_ready_if_the_server_s_own_process_listens(tmp_path: Path) -> None:
+    """Not if whoever was quicker does, whatever that one answers."""
+    port, asked = free_ports(1), []
+    late = Service(
+        "late",
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        is_ready=lambda: asked.append(1) is None,
+        ports=[port],
+        prepare=lambda: time.sleep(0),
+    )
+    child = subprocess.Popen(late.command)
+    with socket.create_server(("127.0.0.1", port)), Supervisor([], tmp_path) as running:
+        assert not running._is_up(late, supervisor._Child(child, time.monotonic()))
+        child.kill()
+        child.wait()
+        quick = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+        quick += "print(s.getsockname()[1], flush=True); time.sleep(600)"
+        server = subprocess.Popen([sys.executable, "-c", quick], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        ready = replace(late, ports=[int(server.stdout.readline())])
+        assert running._is_up(ready, supervisor._Child(server, time.monotonic()))
+        server.kill()
+        server.wait()
+    assert len(asked) == 1
 
 
 def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
