@@ -81,7 +81,7 @@ def _written(stack: Stack, folder: Path, earlier: Path | None) -> Path:
             sums = {}
             for name in DATABASES:
                 path = draft / f"{name}.dump"
-                pg_dump = [program("pg_dump"), *client_options(stack.ports.postgres)]
+                pg_dump = [program("pg_dump"), *client_options(stack.databases)]
                 output_of([*pg_dump, "--format=custom", f"--file={path}", name])
                 sums[path.name] = hash_file(path)
             found = {
@@ -131,14 +131,14 @@ def _fill(stack: Stack, source: Path, sums: Mapping[str, str]) -> int:
     """Make an empty stack that of a backup; how many objects it has."""
     with stack.storage(is_new=True):
         for name in DATABASES:
-            options = [*client_options(stack.ports.postgres), f"--dbname={name}"]
+            options = [*client_options(stack.databases), f"--dbname={name}"]
             output_of(
                 [
                     *(program("pg_restore"), *options, "--exit-on-error", "--no-owner"),
                     *("--single-transaction", str(source / f"{name}.dump")),
                 ]
             )
-        options = client_options(stack.ports.postgres)
+        options = client_options(stack.databases)
         output_of([program("psql"), *options, "--dbname=prefect", f"--command={_FREE_SLOTS}"])
         objects = S3Objects(BUCKET, "")
         names = [name for name in sums if name.startswith(f"{OBJECTS}/")]

@@ -1,4 +1,8 @@
-"""PostgreSQL for the stack: a database for Prefect, one for MLflow, one for MLflow's users."""
+"""PostgreSQL for the stack: a database for Prefect, one for MLflow, one for MLflow's users.
+
+It has no port, as drivers send the password to whoever listens there: it listens at a Unix socket
+in the folder of its data, which is its user's alone.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,36 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
-from trimtab.infra.stack.programs import as_user, output_of, program, require_reachable
+from trimtab.infra.stack.programs import (
+    StackError,
+    as_user,
+    output_of,
+    program,
+    require_reachable,
+)
 from trimtab.infra.stack.supervisor import Service
 
-HOST = "127.0.0.1"
 USER = "trimtab"
 SYSTEM_USER = "nobody"  # where this process is root, which PostgreSQL refuses to be
+_PORT = 5432  # a part of the socket's name
+_MOST_BYTES = 107  # of a socket's path (Linux)
 DATABASES = ("prefect", "mlflow", "mlflow_users")
 
 
-def postgres(folder: Path, port: int) -> Service:
-    """The service; its data lie in `folder`, the password is the environment's PGPASSWORD."""
-    client = client_options(port)
+def postgres(folder: Path) -> Service:
+    """The service; its data lie in `folder`, the password is the environment's PGPASSWORD.
+
+    StackError where the folder's path is too long for a socket in it.
+    """
+    client = client_options(folder)
+    length = len(os.fsencode(folder / f".s.PGSQL.{_PORT}"))
+    if length > _MOST_BYTES:
+        raise StackError(
+            f"{folder}: found a path by which PostgreSQL's socket has {length} bytes; allowed: "
+            f"{_MOST_BYTES}; give a shorter --folder"
+        )
 
     def create_databases() -> None:
         query = [program("psql"), *client, "-d", "postgres", "-tAc"]
@@ -31,10 +52,11 @@ def postgres(folder: Path, port: int) -> Service:
 
     return Service(
         "postgres",
-        # No Unix socket: its folder is another thing to protect.
-        [program("postgres"), "-D", str(folder), "-h", HOST, "-p", str(port), "-k", ""],
+        [
+            *(program("postgres"), "-D", str(folder), "-h", "", "-p", str(_PORT)),
+            *("-k", str(folder), "-c", "unix_socket_permissions=0700"),
+        ],
         is_ready=lambda: _succeeds([program("pg_isready"), "-q", *client]),
-        ports=[port],
         prepare=lambda: _initialise(folder),
         once_ready=create_databases,
         stop_signal=signal.SIGINT,  # "fast": it does not wait for clients
@@ -42,20 +64,21 @@ def postgres(folder: Path, port: int) -> Service:
     )
 
 
-def client_options(port: int) -> list[str]:
+def client_options(folder: Path) -> list[str]:
     """How PostgreSQL's programs find the server; they read PGPASSWORD."""
-    return ["-h", HOST, "-p", str(port), "-U", USER]
+    return ["-h", str(folder), "-p", str(_PORT), "-U", USER]
 
 
-def database_url(port: int, database: str, driver: str = "") -> str:
+def database_url(folder: Path, database: str, driver: str = "") -> str:
     """A database's address, without the password: the drivers read PGPASSWORD."""
-    return f"postgresql{driver}://{USER}@{HOST}:{port}/{database}"
+    return f"postgresql{driver}://{USER}@/{database}?host={quote(str(folder))}&port={_PORT}"
 
 
 def _initialise(folder: Path) -> None:
     """Make a cluster beside `folder` and rename it, so that a kill leaves none half-made."""
     require_reachable(SYSTEM_USER, [Path(program("initdb")), folder.parent])
     if folder.exists():
+        _admit(folder)
         return
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -69,7 +92,7 @@ def _initialise(folder: Path) -> None:
             *("--encoding=UTF8", "--locale=C.UTF-8", "--auth=reject", "--no-instructions"),
         ]
     )
-    (draft / "pg_hba.conf").write_text(f"host all {USER} {HOST}/32 scram-sha-256\n")
+    _admit(draft)
     # Through stdin: it is in no file and no command line.
     password = os.environ["PGPASSWORD"].replace("'", "''")
     output_of(
@@ -77,6 +100,13 @@ def _initialise(folder: Path) -> None:
         stdin=f"alter role {USER} password '{password}'\n",
     )
     draft.rename(folder)
+
+
+def _admit(folder: Path) -> None:
+    """Have the server let in its one user, with the password, and nobody else."""
+    rules, wanted = folder / "pg_hba.conf", f"local all {USER} scram-sha-256\n"
+    if rules.read_text() != wanted:  # made by initdb, or by a version that had a port
+        rules.write_text(wanted)
 
 
 def _succeeds(command: list[str]) -> bool:

@@ -37,7 +37,6 @@ class Ports:
 
     prefect: int = 4200
     mlflow: int = 5000
-    postgres: int = 5433
     s3: int = 8333
     weed: int = 18081
 
@@ -72,11 +71,16 @@ class Stack:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    @property
+    def databases(self) -> Path:
+        """The folder of PostgreSQL's data and socket."""
+        return self.folder / "postgres"
+
     def services(self) -> list[Service]:
         """All, the last to be stopped first; StackError names the secrets that are not set."""
         secrets.require()
         return [
-            postgres(self.folder / "postgres", self.ports.postgres),
+            postgres(self.databases),
             seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
             self._mlflow(),
             self._prefect(),
@@ -106,8 +110,8 @@ class Stack:
         Prefect and MLflow's users do so themselves when they start, MLflow refuses to.
         """
         with self.storage():
-            url = database_url(self.ports.postgres, "mlflow")
-            output_of([program("mlflow"), "db", "upgrade", url])
+            command = [program("mlflow"), "db", "upgrade"]
+            output_of([*command, database_url(self.databases, "mlflow")])
 
     def worker(self, name: str) -> Service:
         """A worker of the pool `trimtab`, which runs each flow run as a process of its own."""
@@ -151,10 +155,11 @@ class Stack:
         users = folder / "users.ini"
 
         def prepare() -> None:
+            database = database_url(self.databases, "mlflow_users").replace("%", "%%")
             users.write_text(
                 "[mlflow]\n"
                 "default_permission = READ\n"
-                f"database_uri = {database_url(self.ports.postgres, 'mlflow_users')}\n"
+                f"database_uri = {database}\n"
                 "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
                 "grant_default_workspace_access = false\n"
                 # A password is hashed once a minute, not for each of a run's thousand requests.
@@ -163,7 +168,7 @@ class Stack:
 
         server = mlflow_server(
             (HOST, self.ports.mlflow),
-            database_url(self.ports.postgres, "mlflow"),
+            database_url(self.databases, "mlflow"),
             f"s3://{BUCKET}/mlflow",
         )
         return replace(
@@ -194,7 +199,7 @@ class Stack:
                 "PREFECT_HOME": str(folder),
                 "PREFECT_SERVER_API_AUTH_STRING": os.environ["PREFECT_API_AUTH_STRING"],
                 "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url(
-                    self.ports.postgres, "prefect", "+asyncpg"
+                    self.databases, "prefect", "+asyncpg"
                 ),
                 # Started again, it must know whose GPU slots to free and what it has heard.
                 "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (

@@ -291,8 +291,8 @@ def new_stack(deployed: Deployed | None = None) -> Iterator[tuple[Stack, dict[st
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
     if deployed is not None:
         _copy(deployed.folder, folder)
-    first = free_ports(4 + NUM_INNER_PORTS)
-    stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3, first + 4))
+    first = free_ports(3 + NUM_INNER_PORTS)
+    stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3))
     with pytest.MonkeyPatch.context() as patch:
         for name in (*secrets.SECRETS, *stack.client_environment):
             patch.delenv(name, raising=False)

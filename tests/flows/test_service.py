@@ -27,6 +27,7 @@ from tests.thief import thief
 from trimtab.flows.deploy import ENGINE, HEARTBEATS, STILL, STUCK
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack.postgres import client_options
 from trimtab.infra.stack.programs import program
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 
@@ -46,9 +47,8 @@ def test_no_server_answers_strangers(running: Running) -> None:
     assert running.prefect("POST", "flows/count", {}, login=False).status_code == 401
     assert requests.get(mlflow, timeout=30).status_code == 401
     assert requests.get(f"{client['AWS_ENDPOINT_URL_S3']}/{BUCKET}", timeout=30).status_code == 403
-    port = str(running.stack.ports.postgres)
     refused = subprocess.run(
-        [program("psql"), "-h", "127.0.0.1", "-p", port, "-U", "trimtab", "-d", "prefect"],
+        [program("psql"), *client_options(running.stack.databases), "-d", "prefect"],
         env={**running.environment, "PGPASSWORD": "wrong"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -88,7 +88,7 @@ def _nothing_is_given_to_strangers(running: Running) -> None:
     ports = strangers.listening(running.pid)
     assert {port: ips for port, ips in ports.items() if ips != {"127.0.0.1"}} == {}
     own = running.stack.ports
-    assert {own.prefect, own.mlflow, own.postgres, own.s3} <= ports.keys()
+    assert {own.prefect, own.mlflow, own.s3} <= ports.keys()
     assert {own.weed + inner for inner in range(NUM_INNER_PORTS)} <= ports.keys()
     pages = {own.prefect, own.mlflow}  # which show everybody their first page, and 401 for the rest
     found = {port: dict(strangers.given(port)) for port in ports.keys() - pages}

@@ -20,7 +20,7 @@ from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.backup import _RESOLUTION, OBJECTS, SUMS, back_up, outdated, restore
 from trimtab.infra.stack.bucket import BUCKET
-from trimtab.infra.stack.postgres import DATABASES, client_options
+from trimtab.infra.stack.postgres import DATABASES, client_options, database_url
 from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
@@ -35,8 +35,8 @@ _MANIFEST = "artifacts/artifacts/sft/k/manifest.json"
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="backup-"))
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
-    first = free_ports(4 + NUM_INNER_PORTS)
-    stack = Stack(folder / "stack", Ports(first, first + 1, first + 2, first + 3, first + 4))
+    first = free_ports(3 + NUM_INNER_PORTS)
+    stack = Stack(folder / "stack", Ports(first, first + 1, first + 2, first + 3))
     for name, value in {**secrets.generate(), **stack.client_environment}.items():
         monkeypatch.setenv(name, value)
     yield stack
@@ -81,7 +81,7 @@ def test_two_backups_into_one_folder_do_not_meet(stack: Stack, tmp_path: Path) -
 
 
 def _sql(stack: Stack, database: str, query: str) -> str:
-    options = [*client_options(stack.ports.postgres), "-d", database, "-tAc", query]
+    options = [*client_options(stack.databases), "-d", database, "-tAc", query]
     return output_of([program("psql"), *options]).strip()
 
 
@@ -151,10 +151,11 @@ def test_an_upgrade_makes_mlflow_s_tables_those_of_the_installed_version(stack: 
         stack.upgrade()
     with _servers(stack):
         pass
+    rules = stack.databases / "pg_hba.conf"  # of a version in which PostgreSQL had a port
+    rules.write_text("host all trimtab 127.0.0.1/32 scram-sha-256\n")
     stack.upgrade()
-    url = f"postgresql://trimtab@127.0.0.1:{stack.ports.postgres}/mlflow"
     with _servers(stack):
-        engine = create_engine(url)
+        engine = create_engine(database_url(stack.databases, "mlflow"))
         _verify_schema(engine)  # as MLflow's server does when it starts
         engine.dispose()
 

@@ -24,6 +24,7 @@ from tests.thief import thief
 from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import flow_runs, secrets, supervisor
 from trimtab.infra.stack.__main__ import _up, temporary_folder
+from trimtab.infra.stack.postgres import postgres
 from trimtab.infra.stack.programs import StackError, require_reachable
 from trimtab.infra.stack.services import Stack
 from trimtab.infra.stack.supervisor import Service, Supervisor, rotate
@@ -215,6 +216,13 @@ def test_root_is_told_of_a_folder_that_postgresql_cannot_enter(tmp_path: Path) -
             require_reachable("nobody", [closed])
     else:
         require_reachable("nobody", [closed])
+
+
+def test_a_folder_too_deep_for_postgresql_s_socket_is_refused() -> None:
+    deep = Path("/", "d" * (106 - len("/.s.PGSQL.5432")))
+    postgres(deep)
+    with pytest.raises(StackError, match=f"^{deep}e: found a path .* 108 bytes; allowed: 107"):
+        postgres(deep.with_name(f"{deep.name}e"))
 
 
 def test_where_a_log_cannot_be_kept_the_old_ones_stay(
