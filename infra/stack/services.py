@@ -170,10 +170,10 @@ class Stack:
             (HOST, self.ports.mlflow),
             database_url(self.databases, "mlflow"),
             f"s3://{BUCKET}/mlflow",
+            app="create_app",
         )
         return replace(
             server,
-            command=[*server.command, "--app-name", "basic-auth"],
             after=["postgres"],
             env={
                 **server.env,
@@ -253,19 +253,22 @@ def prefect_server(address: tuple[str, int]) -> Service:
     )
 
 
-def mlflow_server(address: tuple[str, int], database: str, artifacts: str) -> Service:
-    """MLflow's pages and API."""
-    host, port = address
+def mlflow_server(
+    address: tuple[str, int], database: str, artifacts: str, app: str = "create_open_app"
+) -> Service:
+    """MLflow's pages and API. app: of `trimtab.infra.stack.mlflow_app`."""
     return Service(
         "mlflow",
+        # `mlflow server` would put another process between, which a kill leaves behind.
         [
-            *(sys.executable, "-P", "-m", "trimtab.infra.stack.mlflow_server"),
-            *("--workers", "1", "--uvicorn-opts", "--fd 0", "--host", host, "--port", str(port)),
-            *("--backend-store-uri", database, "--artifacts-destination", artifacts),
+            *(sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"),
+            f"trimtab.infra.stack.mlflow_app:{app}",
         ],
         is_ready=lambda: answers(f"{url(address)}/health"),
         address=address,
         env={
+            "MLFLOW_BACKEND_STORE_URI": database,
+            "MLFLOW_ARTIFACTS_DESTINATION": artifacts,
             "MLFLOW_DISABLE_TELEMETRY": "true",
             # Its job runners are 1.9 GB of processes for evaluations that nobody asks for here.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

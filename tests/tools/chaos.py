@@ -40,7 +40,7 @@ VICTIMS = {
     "worker": "prefect worker start",
     "flow run": "prefect.engine",
     "trainer": "trimtab.infra.processes.fork_server",
-    "MLflow": "mlflow.server.auth",
+    "MLflow": "mlflow_app",
     "Prefect": "prefect.server.api.server",
     "S3": "weed ",
     "PostgreSQL": "postgres -D ",
