@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -43,6 +43,7 @@ from trimtab.flows.names import (
 from trimtab.flows.run import Run, judgement_of_round, roles_of_round
 from trimtab.flows.runner import resources_of
 from trimtab.flows.suspension import approval_of, require_resumable
+from trimtab.infra.prefect.app import RUN_TAGS
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
@@ -140,7 +141,7 @@ def _name_flow_run(config: RunConfig, name: RunName, commit: str | None) -> None
         tags.add(f"data:{data}")
     if commit:
         tags.add(f"commit:{commit[:12]}")
-    _tag_flow_run(tags, name.name if flow_run.name == _automatic_name() else None)
+    _tag_flow_run(tags, RUN_TAGS, name.name if flow_run.name == _automatic_name() else None)
 
 
 def answered(numbers: Mapping[str, Any]) -> Any:
@@ -149,7 +150,7 @@ def answered(numbers: Mapping[str, Any]) -> Any:
     Its data is what the flow returns. The answer is a tag of the run, too, to filter by.
     """
     if verdict := numbers.get("verdict"):
-        _tag_flow_run({f"verdict:{verdict}"})
+        _tag_flow_run({f"verdict:{verdict}"}, ["verdict"])
     answer = str(verdict or numbers.get("answer") or "")
     said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
     said += f"{numbers['approval']}. " if "approval" in numbers else ""
@@ -162,12 +163,13 @@ def page_of(numbers: Mapping[str, Any]) -> str:
     return str(numbers.get("report_link", numbers["report"]))
 
 
-def _tag_flow_run(tags: set[str], name: str | None = None) -> None:
-    """Add tags to the flow run, and give it a name."""
+def _tag_flow_run(tags: set[str], kinds: Sequence[str], name: str | None = None) -> None:
+    """Give the flow run tags in the place of those of these kinds, and a name."""
     with get_client(sync_client=True) as client:
         identity = UUID(str(flow_run.id))
         has = client.read_flow_run(identity).tags
-        client.update_flow_run(identity, name=name, tags=sorted({*has, *tags}))
+        kept = {tag for tag in has if tag.partition(":")[0] not in kinds}
+        client.update_flow_run(identity, name=name, tags=sorted(kept | tags))
 
 
 @cache

@@ -8,13 +8,8 @@ a run that was two seconds for nothing. Imports no Prefect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+from trimtab.infra.asgi import App, Message, Receive, Send, received, replayed
 
 _BUSY = 503
 RETRY_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
@@ -27,14 +22,13 @@ def retry_when_busy(app: App) -> App:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        request = [await receive()]
-        while request[-1].get("more_body"):
-            request.append(await receive())
+        request = await received(receive)
+        assert request is not None  # without a limit
         for pause in RETRY_PAUSES:
             if await _is_answered(app, scope, request, receive, send):
                 return
             await asyncio.sleep(pause)
-        await app(dict(scope), _again(request, receive), send)
+        await app(dict(scope), replayed(request, receive), send)
 
     return answer
 
@@ -52,19 +46,8 @@ async def _is_answered(
             await send(message)
 
     try:
-        await app(dict(scope), _again(request, receive), send_unless_busy)
+        await app(dict(scope), replayed(request, receive), send_unless_busy)
     except Exception:  # frameworks raise once more what they have answered with
         if not is_busy:
             raise
     return not is_busy
-
-
-def _again(request: list[Message], receive: Receive) -> Receive:
-    """What was received, from the start, and then what else comes."""
-    messages = iter(request)
-
-    async def replay() -> Message:
-        message = next(messages, None)
-        return await receive() if message is None else message
-
-    return replay

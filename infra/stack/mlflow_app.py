@@ -16,15 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from trimtab.infra.asgi import App, Message, Receive, Send, body_of, received, refuse, replayed
 from trimtab.infra.stack.bucket import BUCKET
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # What `mlflow server` is told, and as what it tells the process that serves.
 _OPTIONS = {
@@ -80,6 +75,7 @@ WRITES = (
     r"|logged-models(/.+)?|upload-artifact)"
 )
 _CREATES_EXPERIMENT = rf"{_API}/experiments/create"
+_MAX_EXPERIMENT = 1 << 20  # bytes of a request that makes one
 _PLACE = ("artifact_location", "artifactLocation")  # as protobuf takes it
 
 
@@ -117,24 +113,21 @@ def _open_stores() -> None:
 def guarded(app: App) -> App:
     """An ASGI application that passes to MLflow's what the two lists allow."""
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import PlainTextResponse
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] == "http" and not is_read(scope["method"], scope["path"]):
-            request = Request(scope, receive)
-            refused = await run_in_threadpool(_refusal, request)
+            refused = await run_in_threadpool(_refusal, scope)
             if refused is None and re.fullmatch(_CREATES_EXPERIMENT, scope["path"]):
-                body = await request.body()
-                receive = _replayed(body, receive)
-                refused = _refusal_of_place(body)
+                request = await received(receive, _MAX_EXPERIMENT)
+                refused = _refusal_of_place(body_of(request) if request else b"")
+                receive = replayed(request or [], receive)
             if refused is not None:
                 status, text = refused
                 login = {"WWW-Authenticate": 'Basic realm="mlflow"'} if status == 401 else {}
-                await PlainTextResponse(text, status, login)(scope, receive, send)
+                await refuse(send, status, text, login)
                 return
         await app(scope, receive, send)
 
@@ -146,17 +139,18 @@ def is_read(method: str, path: str) -> bool:
     return any(re.fullmatch(m, method) and re.fullmatch(p, path) for m, p in READS)
 
 
-def _refusal(request: Any) -> tuple[int, str] | None:
+def _refusal(scope: Message) -> tuple[int, str] | None:
     """Status and words for who may not ask what is no reading; None for an administrator."""
     from mlflow.server.auth import _authenticate_fastapi_request
+    from starlette.requests import Request
 
-    user = _authenticate_fastapi_request(request)
+    user: Any = _authenticate_fastapi_request(Request(scope))
     if user is None:
         return 401, "Log in with a user of this MLflow and its password."
-    asked = f"{request.method} {request.scope['path']}"
+    asked = f"{scope['method']} {scope['path']}"
     if not user.is_admin:
         return 403, f"{asked}: {user.username} may read only; an administrator may do this."
-    if not re.fullmatch(WRITES, request.scope["path"]):
+    if not re.fullmatch(WRITES, scope["path"]):
         return 403, f"{asked}: this MLflow keeps runs and models; its other features are closed."
     return None
 
@@ -167,20 +161,10 @@ def _refusal_of_place(body: bytes) -> tuple[int, str] | None:
         given = json.loads(body)
         given = json.loads(given) if isinstance(given, str) else given  # as MLflow does
     except ValueError:
-        return 400, "experiments/create: the body is no JSON."
+        return 400, "experiments/create: the body is no JSON, or larger than 1 MiB."
     if isinstance(given, dict) and any(given.get(name) for name in _PLACE):
         return 400, (
             "experiments/create: artifact_location is given; this MLflow keeps all artifacts in "
             "one place: leave it out."
         )
     return None
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read, and then what else comes."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replay

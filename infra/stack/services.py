@@ -240,7 +240,7 @@ def prefect_server(address: tuple[str, int]) -> Service:
         # `prefect server start` would put another process between, which a kill leaves behind.
         [
             *(sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"),
-            *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
+            *("trimtab.infra.prefect.app:create_app", "--timeout-keep-alive", "5"),
         ],
         is_ready=lambda: answers(f"{url(address)}/api/health"),
         address=address,

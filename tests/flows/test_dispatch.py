@@ -19,7 +19,7 @@ def test_killed_runs_go_on_without_anybody(running: Running) -> None:
     """One with worker and server, as where the host dies; one alone, before the first is missed."""
     runs = []
     for seed, victims in (
-        (1, ("prefect worker start", "prefect.engine", "prefect.server.api.server")),
+        (1, ("prefect worker start", "prefect.engine", "trimtab.infra.prefect.app")),
         (4, ("prefect.engine",)),
     ):
         runs.append(running.start_and_train(seed))

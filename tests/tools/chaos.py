@@ -41,7 +41,7 @@ VICTIMS = {
     "flow run": "prefect.engine",
     "trainer": "trimtab.infra.processes.fork_server",
     "MLflow": "mlflow_app",
-    "Prefect": "prefect.server.api.server",
+    "Prefect": "trimtab.infra.prefect.app",
     "S3": "weed ",
     "PostgreSQL": "postgres -D ",
     "PostgreSQL session": "postgres: trimtab ",

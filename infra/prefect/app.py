@@ -1,0 +1,136 @@
+"""Prefect's server of the stack: bodies have a size, and who starts a run says no more of it than
+what it is to do.
+
+By itself Prefect makes a run in whatever state the body names, with a message of its own, such as
+one that was Completed with a verdict and never ran, and its tags may say what a run says of itself.
+A name or a tag that the database cannot keep ends in a 500 or 503.
+
+    uvicorn --factory trimtab.infra.prefect.app:create_app
+
+Whoever may use the rest of the API, as everybody may who has the login, can set states and tags by
+other requests, which runs need as well (docs/reference/threat-model.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trimtab.infra.asgi import App, Message, Receive, Send, body_of, received, refuse, replayed
+
+# Kinds of tags that a run gives itself: `verdict:better`.
+RUN_TAGS = ("recipe", "data", "commit", "verdict")
+
+# What makes runs: of a deployment, several of it, and of a flow.
+CREATES = re.compile(r".*/(deployments/[^/]+/create_flow_run(/bulk)?|flow_runs)/?")
+MAX_CREATED = 1 << 20  # bytes of a body that makes runs: parameters are rendered and validated
+MAX_BODY = 16 << 20  # of all others; clients send logs in batches of up to 4 MB
+MAX_TEXT = 250  # characters
+MAX_TAGS = 100
+_TEXTS = ("name", "idempotency_key", "work_queue_name", "work_pool_name", "flow_version")
+# How a run may begin: Prefect's client, pages and engine ask for no other states.
+_BEGINNINGS = ("SCHEDULED", "PENDING")
+
+
+def create_app() -> App:
+    """Prefect's API and pages behind the checks."""
+    from prefect.server.api.server import create_app as create_prefect
+
+    return checked(create_prefect())
+
+
+def checked(app: App) -> App:
+    """An ASGI application that answers as Prefect's does, but refuses such bodies."""
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await app(scope, receive, send)
+            return
+        creates = scope["method"] == "POST" and CREATES.fullmatch(scope["path"])
+        limit = MAX_CREATED if creates else MAX_BODY
+        request = await received(receive, limit)
+        if request is None:
+            await _refuse(send, 413, f"the body is larger than {limit} bytes")
+        elif creates and (fault := fault_of(body_of(request))):
+            await _refuse(send, 422, fault)
+        else:
+            await app(scope, replayed(request, receive), send)
+
+    return answer
+
+
+async def _refuse(send: Send, status: int, fault: str) -> None:
+    """As Prefect says it, whose client and pages show the detail."""
+    text = json.dumps({"detail": fault})
+    await refuse(send, status, text, {"Content-Type": "application/json"})
+
+
+def fault_of(body: bytes) -> str | None:
+    """What is wrong with a body that makes one run or several, in words; None: nothing seen here.
+
+    Prefect then checks the rest.
+    """
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return f"the body is no JSON: {error}"
+    for text in _texts(given):
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            return f"found {text[:40]!r}; a text may hold neither NUL nor half a surrogate pair"
+    runs = given if isinstance(given, list) else [given]
+    return next((f for run in runs if isinstance(run, dict) for f in _faults(run)), None)
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """All texts of a JSON value."""
+    waiting = [given]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _faults(run: Mapping[str, Any]) -> Iterator[str]:
+    for field in _TEXTS:
+        value = run.get(field)
+        if isinstance(value, str) and (len(value) > MAX_TEXT or not value.isprintable()):
+            yield (
+                f"{field}: found {value[:40]!r} of {len(value)} characters, allowed are up to "
+                f"{MAX_TEXT}, without control characters"
+            )
+    tags = run.get("tags")
+    if isinstance(tags, list):
+        yield from _faults_of_tags([str(tag) for tag in tags])
+    if isinstance(run.get("state"), dict):
+        yield from _faults_of_state(run["state"])
+
+
+def _faults_of_tags(tags: list[str]) -> Iterator[str]:
+    if len(tags) > MAX_TAGS:
+        yield f"tags: found {len(tags)}, allowed are up to {MAX_TAGS}"
+    for tag in tags:
+        kind, colon, _ = unicodedata.normalize("NFKC", tag).partition(":")
+        if len(tag) > MAX_TEXT or not tag.isprintable():
+            yield f"tags: found {tag[:40]!r}, allowed are {MAX_TEXT} characters that can be seen"
+        if colon and kind.strip().casefold() in RUN_TAGS:
+            yield f"tags: found {tag!r}; a run gives itself tags that begin with {kind.strip()}:"
+
+
+def _faults_of_state(state: Mapping[str, Any]) -> Iterator[str]:
+    kind, details = state.get("type"), state.get("state_details") or {}
+    if kind not in _BEGINNINGS:
+        yield f"state.type: found {kind!r}, a run begins as {' or '.join(_BEGINNINGS)}"
+    elif str(state.get("name") or kind).upper() != kind:
+        yield f"state.name: found {state['name']!r}, allowed for {kind}: {kind.capitalize()}"
+    if state.get("data"):
+        yield "state.data: found a result, and the run has not run"
+    for name, value in details.items() if isinstance(details, dict) else ():
+        if value and name != "scheduled_time":
+            yield f"state.state_details.{name}: found {value!r}, allowed: scheduled_time"
