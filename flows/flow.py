@@ -1,7 +1,10 @@
-"""Trimtab's flows: Prefect's own, but their parameters are plain values and no blocks.
+"""Trimtab's flows: Prefect's own, but a mistake in their parameters ends the run as Failed.
 
-Prefect reads the block that a parameter names ({"$ref": ...}), whichever it is, with the login of
-the run's process, before the flow begins; the message about a mistake then holds what is in it.
+Prefect's engine raises outside of the flow run where a parameter is none of the flow's, which its
+server does not refuse by every deployment's schema: the run then counts as crashed, and is started
+again. It also reads the block that a parameter names ({"$ref": ...}), whichever it is, with the
+login of the run's process, before the flow begins; the message about a mistake then holds what is
+in it. Parameters are plain values here.
 """
 
 from __future__ import annotations
@@ -9,21 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import Flow
+from prefect import Flow, flow_engine
 from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import get_parameter_defaults
 
 from trimtab.flows.lifecycle import run_name
 from trimtab.flows.runner import task_runner
+from trimtab.infra.prefect.fence import watch_for_newer_start
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class PlainParametersFlow(Flow[P, R]):
-    """A flow that refuses references to blocks in its parameters."""
+    """A flow that refuses unknown parameters, and references to blocks in others."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """As Prefect's own; ParameterTypeError where a parameter refers to a block."""
+        """As Prefect's own, which calls it before it says that the run is running.
+
+        ParameterTypeError for a parameter that is none of the flow's or refers to a block.
+        """
+        watch_for_newer_start()
+        known = list(self.parameters.properties)
+        if unknown := sorted(parameters.keys() - set(known)):
+            raise ParameterTypeError(
+                f"{', '.join(unknown)}: no parameter of the flow {self.name}; allowed: "
+                f"{', '.join(known)}"
+            )
         for name, value in parameters.items():
             if _has_reference(value):
                 raise ParameterTypeError(
@@ -41,6 +56,19 @@ def flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
         )
 
     return made
+
+
+_checked_by_prefect = flow_engine._flow_parameters
+
+
+def _flow_parameters(flow: Flow[..., Any], flow_run: Any, parameters: Any) -> dict[str, Any]:
+    """As Prefect's own, which raises for unknown parameters before there is a flow run to fail."""
+    if parameters or flow_run is None or not isinstance(flow, PlainParametersFlow):
+        return _checked_by_prefect(flow, flow_run, parameters)
+    return {**get_parameter_defaults(flow.fn), **flow_run.parameters}
+
+
+flow_engine._flow_parameters = _flow_parameters
 
 
 def _has_reference(value: Any) -> bool:

@@ -44,6 +44,7 @@ from trimtab.flows.run import Run, judgement_of_round, roles_of_round
 from trimtab.flows.runner import resources_of
 from trimtab.flows.suspension import approval_of, require_resumable
 from trimtab.infra.prefect.app import RUN_TAGS
+from trimtab.infra.prefect.fence import end_if_started_again
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
@@ -213,6 +214,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     where the name is that of another configuration's report.
     """
     check_free(name, Settings.from_env())
+    end_if_started_again()
     close_earlier_starts()
     if line := unused_gpus(os.environ):
         logger.warning("%s", line)
@@ -238,6 +240,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
                 suspension, patience = raised, 0.0
                 tracked.log(tags=_suspended_tags())
             finally:
+                end_if_started_again()
                 tracked.tracking.background.wait()
     except (KeyboardInterrupt, SystemExit):
         patience = 0.0
@@ -288,6 +291,7 @@ def finish_run(
         },
     ).result()
     about = about_report(name, run.reviewed)
+    end_if_started_again()
     numbers = export_report(tracked, summary, results, name.name, about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {
@@ -321,6 +325,7 @@ def finish_run(
 
 def _register(tracked: TrackedRun, run: RegisteredRun, config: RunConfig) -> None:
     """Register the models of a run, and print what is registered."""
+    end_if_started_again()
     with resources_of(register_models, config):
         registered = register_models.submit(tracked.run_id, run).result()
     for line in registered.split("; ") if registered else ():

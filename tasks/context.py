@@ -15,6 +15,7 @@ from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
 from trimtab.infra.prefect.connections import share_connections
+from trimtab.infra.prefect.fence import end_if_started_again
 from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
@@ -108,6 +109,7 @@ def run_stage_task(
         seed=getattr(config, "seed", 0),
         on_progress=progress,
         device_slots=partial(_slots_and_begin, place, label, spec.name),
+        fence=end_if_started_again,
         secrets=partial(_environment, spec, config, ledger),
     )
     refs = {

@@ -113,10 +113,12 @@ def _note(context: StageContext, job: StageJob, manifest: Manifest) -> None:
 
 def _compute(context: StageContext, job: StageJob) -> StageResult:
     logger.debug("stage %s: running in %s", job.name, job.workdir)
+    context.fence()
     with tracked(context, job) as run:
         job_path = _prepare(context, job)
         with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
             seconds = _train(context, job, job_path, run)
+            context.fence()
             uploader.discard()
         if code_of(context.modules, job.stage) != job.code:
             _clean_up(context, job)
@@ -252,7 +254,8 @@ def no_slots(count: int) -> AbstractContextManager[None]:
 class StageContext:
     """What all stages of a run share.
 
-    `parent` is the MLflow run that those of the stages nest in, None without one. `device_slots`
+    `parent` is the MLflow run that those of the stages nest in, None without one. `fence` is called
+    before a stage is computed, and before it is published. `device_slots`
     is held around a trainer, for as many devices as it takes; those of this machine's cores are the
     engine's own. `secrets` are environment variables for the trainer alone, asked for when there is
     one.
@@ -266,6 +269,7 @@ class StageContext:
     on_progress: Callable[[Progress], None] | None = None
     modules: StageModules = field(default_factory=StageModules)
     device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
+    fence: Callable[[], None] = lambda: None
     secrets: Callable[[], Mapping[str, str]] = dict
 
     @classmethod

@@ -123,6 +123,23 @@ def test_unusable_output_is_never_published(
     assert not count(context).cached
 
 
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_fence_keeps_a_stage_from_being_computed_or_published(
+    context: StageContext, passes: int
+) -> None:
+    passed: list[int] = []
+
+    def fence() -> None:
+        if len(passed) == passes:
+            raise InterruptedError
+        passed.append(1)
+
+    with pytest.raises(InterruptedError):
+        count(dataclasses.replace(context, fence=fence))
+    assert context.store.objects.list("artifacts") == {}
+    assert any(context.settings.work.glob("counter-*/output/*")) == bool(passes)
+
+
 def test_input_that_is_not_in_the_store_is_named(context: StageContext) -> None:
     with pytest.raises(StageInputError, match=r"input 'start': .*key='x'.*no such artifact"):
         count(context, inputs={"start": ArtifactRef("counter", "x", "y")})
