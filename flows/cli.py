@@ -673,7 +673,7 @@ def deploy(
         Option(metavar="NAME:TAG", help="Image of flow runs on Kubernetes; the pool's if unset."),
     ] = None,
 ) -> None:
-    """Make or update deployments, GPU slots and automations on a Prefect server."""
+    """Make or update deployments, GPU slots and notices on a Prefect server."""
     from trimtab.flows import commands
 
     _start()

@@ -385,7 +385,11 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | Non
     except HTTPError as error:
         first = (str(error).splitlines() or [repr(error)])[0]
         raise CommandError(f"Prefect's server at {address}: {first}") from error
-    print(f"deployed; workers: prefect worker start --pool {POOL}")
+    print(
+        f"deployed; workers: prefect worker start --pool {POOL}\n"
+        "runs that die go on while python -m trimtab.infra.prefect.reconciler runs, which the "
+        "one-server stack does"
+    )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Everything a Prefect server needs to run Trimtab: `trimtab deploy`. Safe to repeat.
 
 A work pool, the GPU slots (a global concurrency limit that every GPU stage takes one of), the
-deployments of prefect.yaml, and the automations that take a run up again whose worker died and
-that tell people what happened.
+deployments of prefect.yaml, and the automations that tell people what happened. What takes a run
+up again whose worker died is `trimtab.infra.prefect.reconciler`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,20 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter
-from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification
+from prefect.events.actions import ActionTypes, CallWebhook, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
 import trimtab
 from trimtab.flows.config import ConfigError
 from trimtab.flows.form import as_served
+from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
 
 POOL = "trimtab"
 PACKAGE = Path(trimtab.__file__).parent
 JOB_TEMPLATE = PACKAGE / "infra" / "kubernetes" / "job-template.json"
-TAG = "trimtab"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
 # -P: no file of a working directory stands in for a module of Prefect or Trimtab.
 ENGINE = "python -P -m prefect.engine"
@@ -41,15 +40,18 @@ ENGINE = "python -P -m prefect.engine"
 UNSAFE_ENGINE = "python -m prefect.engine"
 # Of runs in pools of processes; other workers are asked for it.
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-# Three heartbeats.
-SILENCE = timedelta(seconds=90)
-# A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
-SETTLED = timedelta(seconds=20)
-# From a worker's taking a run to its running: a process needs seconds. A pod may wait for a GPU.
-STARTED = timedelta(minutes=5)
 # Stages say once a minute that they get on; one that waits for a GPU says nothing.
 STILL = timedelta(hours=1)
 STUCK = "trimtab.run.stuck"
+# The reconciler has a crashed run go on within half a minute: it is not there, or not heard.
+CRASHED_FOR = timedelta(minutes=10)
+LEFT = "trimtab.run.left"
+# Automations of earlier versions.
+RETIRED = (
+    "trimtab: a run without heartbeats has crashed",
+    "trimtab: a crashed run goes on where it was",
+    "trimtab: a run that does not start has crashed",
+)
 
 
 def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
@@ -65,64 +67,21 @@ def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> 
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(PACKAGE / "prefect.yaml"))
         _serve_forms(client)
-        for automation in [*recovery(pool_type), *notices(channel)]:
-            _replace(client, automation)
-
-
-def recovery(pool_type: str) -> list[AutomationCore]:
-    """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
-    ended, waits = _ENDED, _WAITS
-    crashed, running = _events("Crashed"), _events("Running")
-    # Where runs are sure to have heartbeats, one that began and had none is dead, too: it was
-    # killed at once, or its first ones came while the database was away.
-    signs = {"prefect.flow-run.heartbeat"} | (running if pool_type == "process" else set())
-    silent = _of_our_runs(after=signs, expect=ended | crashed | _PAUSED, within=SILENCE)
-    pending = _events("Pending")
-    never_started = _of_our_runs(
-        after=pending, expect=running | waits | ended | crashed, within=STARTED
-    )
-    only_crashed = _of_our_runs(
-        after=crashed, expect=pending | running | waits | ended, within=SETTLED
-    )
-    go_on = ChangeFlowRunState(
-        state=StateType.SCHEDULED,
-        name="AwaitingRetry",
-        message="It continues from its last checkpoint",
-    )
-    found = [
-        AutomationCore(
-            name="trimtab: a run without heartbeats has crashed",
-            trigger=silent,
-            actions=[_crash(f"No heartbeat for {SILENCE.seconds} s: its worker is dead")],
-        ),
-        AutomationCore(
-            name="trimtab: a crashed run goes on where it was",
-            trigger=only_crashed,
-            actions=[go_on],
-        ),
-    ]
-    if pool_type == "process":
-        said = f"Not running {STARTED.seconds} s after a worker took it: its worker is dead"
-        name = "trimtab: a run that does not start has crashed"
-        found.append(AutomationCore(name=name, trigger=never_started, actions=[_crash(said)]))
-    return found
+        _replace_automations(client, notices(channel))
 
 
 def _events(*states: str) -> set[str]:
     return {f"prefect.flow-run.{state}" for state in states}
 
 
-_ENDED = _events("Completed", "Failed", "Cancelled")
-_PAUSED = _events("Paused", "Suspended")
-_WAITS = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
-
-
-def _crash(message: str) -> ChangeFlowRunState:
-    return ChangeFlowRunState(state=StateType.CRASHED, message=message)
+_STATES = _events(
+    *("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot", "Late", "Pending", "Running"),
+    *("Paused", "Suspended", "Crashed", "Completed", "Failed", "Cancelled"),
+)
 
 
 def notices(channel: ActionTypes | None) -> list[AutomationCore]:
-    """What tells people of failures, runs that stand still, collapses and promotions.
+    """What tells people of failures, runs that stand still or down, collapses and promotions.
 
     None without a channel.
     """
@@ -144,13 +103,16 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         AutomationCore(name=name, trigger=trigger, actions=[channel])
         for name, trigger in events.items()
     ]
-    stuck = _of_our_runs(
-        after=_events("Running") | {ADVANCED},
-        expect=_events("Crashed") | _PAUSED | _WAITS | _ENDED,
-        within=STILL,
-    )
-    name, actions = "trimtab: tell of runs in which nothing moves", [_saying(channel, STUCK)]
-    return [*told, AutomationCore(name=name, trigger=stuck, actions=actions)]
+    for name, event, after, within in (
+        ("runs in which nothing moves", STUCK, _events("Running") | {ADVANCED}, STILL),
+        ("crashed runs that do not go on", LEFT, _events("Crashed"), CRASHED_FOR),
+    ):
+        trigger = _of_our_runs(after=after, expect=_STATES - after, within=within)
+        actions = [_saying(channel, event)]
+        told.append(
+            AutomationCore(name=f"trimtab: tell of {name}", trigger=trigger, actions=actions)
+        )
+    return told
 
 
 def _tag() -> str:
@@ -279,11 +241,13 @@ NOTICE = """{
 }"""
 
 
-def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """An automation of this name is made anew."""
-    for old in client.read_automations_by_name(automation.name):
-        client.delete_automation(old.id)
-    client.create_automation(automation)
+def _replace_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
+    """Make these anew, and remove those of earlier versions that the reconciler stands in for."""
+    for name in [*RETIRED, *(each.name for each in wanted)]:
+        for old in client.read_automations_by_name(name):
+            client.delete_automation(old.id)
+    for automation in wanted:
+        client.create_automation(automation)
 
 
 def _prefect(*arguments: str) -> None:

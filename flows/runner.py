@@ -2,25 +2,59 @@
 
 On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU" for each of its ranks,
 or one of "CPU" if it needs no GPU.
+
+Prefect leaves a task whose inputs failed as Pending (NotReady), also after its flow run has ended:
+the threads' runner ends it as Cancelled.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from trimtab.flows.config import ConfigError
 from trimtab.infra.settings import Settings
 from trimtab.models.config.training import trainer_of
+from trimtab.tasks.restarts import cancel_tasks
+
+
+class ThreadRunner(ThreadPoolTaskRunner):
+    """Prefect's own; where it is left without an exception, no task stays unfinished."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        super().__init__(max_workers)
+        self._submitted: list[PrefectConcurrentFuture[Any]] = []
+
+    def submit(self, *arguments: Any, **keywords: Any) -> PrefectConcurrentFuture[Any]:
+        """As Prefect's own."""
+        future = super().submit(*arguments, **keywords)
+        self._submitted.append(future)
+        return future
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Wait for the threads. A flow that fails raises nothing here; one that is stopped does."""
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None:
+            cancel_tasks([each.task_run_id for each in self._submitted if _is_left(each)])
+
+
+def _is_left(future: PrefectConcurrentFuture[Any]) -> bool:
+    """Whether the task of a future whose thread has ended did not get to an end."""
+    with suppress(CancelledError):  # nor to a beginning: Prefect's server knows nothing of it
+        future.wait()
+        return not future.state.is_final()
+    return False
 
 
 def task_runner() -> TaskRunner[Any]:
     """The runner that the environment asks for; ConfigError where what it needs is missing."""
     address = Settings.from_env().dask
     if address is None:
-        return ThreadPoolTaskRunner()
+        return ThreadRunner()
     try:
         from prefect_dask import DaskTaskRunner
     except ModuleNotFoundError as error:

@@ -1,32 +1,27 @@
-"""Flow runs that died and are started again: close what earlier starts left as running."""
+"""Close what a flow run that ended, or earlier starts of one that died, left as running."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from httpx import HTTPError
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import StateType
-from prefect.exceptions import Abort
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, State
 
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
-from trimtab.tasks.context import FLOW_RUN, base_context
+from trimtab.tasks.context import FLOW_RUN, base_context, logger
 
-# Automations resume a crashed run; one that crashes every time must stop.
-MAX_STARTS = 20
-
-
-class TooManyStartsError(RuntimeError):
-    """A flow run that crashed every time it was started."""
+SECONDS_FOR_EVENTS = 10.0
 
 
 def close_earlier_starts() -> None:
-    """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError.
-
-    Ends the flow run as Cancelled where an earlier start was to be cancelled, and was not.
-    """
+    """Close task runs and MLflow runs of earlier starts."""
     if flow_run.run_count <= 1:
         return
     _end_task_runs()
@@ -34,24 +29,30 @@ def close_earlier_starts() -> None:
     tracking.call(lambda _: None)  # once connected, it sends what the earlier starts could not
     tracking.flush()
     _end_mlflow_runs(tracking)
-    _cancel_if_asked_to()
-    if flow_run.run_count > MAX_STARTS:
-        raise TooManyStartsError(
-            f"this flow run was started {MAX_STARTS} times and crashed every time; the log of the "
-            "stage that was running is in its work folder. Start a new run to try again: finished "
-            "stages are found in the store"
-        )
 
 
-def _cancel_if_asked_to() -> None:
-    """A worker that is slow to say that it cancelled a run leaves it Crashed, and thus resumed."""
+def cancel_tasks(task_runs: Sequence[UUID]) -> None:
+    """End tasks that did not get to run; a warning for those that the server does not let end.
+
+    It learns of a task by events, some seconds late.
+    """
+    deadline = time.monotonic() + SECONDS_FOR_EVENTS
+    left = list(task_runs)
     with get_client(sync_client=True) as client:
-        states = sorted(client.read_flow_run_states(flow_run.id), key=lambda each: each.timestamp)
-        kinds = [state.type for state in states if state.is_cancelling() or state.is_cancelled()]
-        if kinds and kinds[-1] == StateType.CANCELLING:
-            cancelled: State[Any] = Cancelled(message="Cancelled before it was started again")
-            client.set_flow_run_state(flow_run.id, cancelled, force=True)
-            raise Abort("cancelled before it was started again")
+        while left and time.monotonic() < deadline:
+            left = [each for each in left if not _is_cancelled(client, each)]
+            time.sleep(0.5 if left else 0.0)
+    if left:
+        logger.warning("%d tasks of this run stay as Pending on Prefect's pages", len(left))
+
+
+def _is_cancelled(client: SyncPrefectClient, task_run: UUID) -> bool:
+    ended: State[Any] = Cancelled(message="Its flow run ended without what it waited for")
+    try:
+        client.set_task_run_state(task_run, ended, force=True)
+    except (ObjectNotFound, HTTPError):
+        return False
+    return True
 
 
 def _end_task_runs() -> None:

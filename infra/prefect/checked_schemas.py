@@ -1,8 +1,7 @@
 """Prefect's server checks the parameters of every run that is made from a deployment.
 
-A body with `enforce_parameter_schema: false` would skip the check. A parameter that the flow does
-not have then ends Prefect's engine before the flow begins: the run counts as crashed, and the
-automation that resumes crashed runs would start it without end.
+A body with `enforce_parameter_schema: false` would skip the check: a process would start, only for
+the run to fail (`trimtab.flows.flow`), and who asked for it would not be told.
 
 It checks each schema once, and not at every start of a run: each time it would check the schema,
 which came with the deployment, against JSON Schema's own. For the 200 KB of these flows that takes

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import backup, flow_runs, secrets
 from trimtab.infra.stack.programs import StackError
-from trimtab.infra.stack.services import Ports, Stack
+from trimtab.infra.stack.services import Ports, Stack, default_limit
 from trimtab.infra.stack.supervisor import Supervisor
 from trimtab.infra.store.manifest import StorageError
 
@@ -39,7 +39,8 @@ def main() -> int:
         print(secrets.export_lines(secrets.generate()))
         return 0
     ports = replace(Ports(), **dict(options.port))
-    stack = Stack(options.folder.resolve(), ports, getattr(options, "limit", None))
+    limit = getattr(options, "limit", default_limit())
+    stack = Stack(options.folder.resolve(), ports, limit)
     if options.command == "env":
         print(secrets.export_lines(stack.client_environment))
         return 0
@@ -126,7 +127,12 @@ def _parser() -> argparse.ArgumentParser:
         for name in ("secrets", "env", "up", "upgrade", "backup", "restore")
     }
     made["up"].add_argument(
-        "--limit", type=_count, metavar="N", help="flow runs at once; default: no limit"
+        "--limit",
+        type=_count,
+        metavar="N",
+        default=default_limit(),
+        help="flow runs at once, others wait; default: two for each core, or one for each GPU if "
+        "there are more (here %(default)s)",
     )
     made["backup"].add_argument(
         "--to", type=Path, required=True, metavar="FOLDER", help="folder of all backups"

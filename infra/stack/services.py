@@ -1,4 +1,4 @@
-"""The five servers of the stack: each on loopback, each with authentication on, each with the
+"""The servers of the stack: each on loopback, each with authentication on, each with the
 secrets that it needs and no others."""
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trimtab.infra.access import Access
 from trimtab.infra.processes.environment import HUB_TOKENS
+from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.bucket import BUCKET
@@ -51,13 +52,18 @@ def _wait_for(servers: Sequence[Service]) -> None:
             time.sleep(POLL_SECONDS)
 
 
+def default_limit() -> int:
+    """Flow runs at once: two for each core, as each waits now and then, or one for each GPU."""
+    return max(2 * len(os.sched_getaffinity(0)), len(gpus_of_host(os.environ)))
+
+
 @dataclass(frozen=True)
 class Stack:
-    """A stack whose data lie below one folder. limit: flow runs at once; None: as many as come."""
+    """A stack whose data lie below one folder. limit: flow runs at once."""
 
     folder: Path
     ports: Ports = Ports()
-    limit: int | None = None
+    limit: int = field(default_factory=default_limit)
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -84,6 +90,7 @@ class Stack:
             seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
             self._mlflow(),
             self._prefect(),
+            self._reconciler(),
             self.worker("worker-1"),
         ]
 
@@ -114,16 +121,19 @@ class Stack:
             output_of([*command, database_url(self.databases, "mlflow")])
 
     def worker(self, name: str) -> Service:
-        """A worker of the pool `trimtab`, which runs each flow run as a process of its own."""
+        """A worker of the pool `trimtab`, which runs each flow run as a process of its own.
+
+        Prefect gives each of its processes another name, by which the reconciler knows which one
+        took a run.
+        """
         folder = self.folder / name
         return Service(
             name,
             [
-                *(program("prefect"), "worker", "start", "--name", name),
-                *("--pool", POOL, "--type", "process"),
-                *(["--limit", str(self.limit)] if self.limit else []),
+                *(program("prefect"), "worker", "start"),
+                *("--pool", POOL, "--type", "process", "--limit", str(self.limit)),
             ],
-            is_ready=lambda: self._is_online(name),
+            is_ready=self._has_worker,
             after=["prefect", "mlflow", "seaweedfs"],
             env={
                 **self.client_environment,
@@ -131,7 +141,7 @@ class Stack:
                 # The pool's command is `python`, and this one has Trimtab.
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "PREFECT_WORKER_QUERY_SECONDS": "1",
-                # A run whose heartbeats stay away is taken for dead (flows/deploy.py).
+                # A run whose heartbeats stay away is taken for dead (infra/prefect/reconciler.py).
                 "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
                 "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",
                 "TRIMTAB_HOME": str(folder),
@@ -213,9 +223,21 @@ class Stack:
             folder=folder,
         )
 
-    def _is_online(self, worker: str) -> bool:
-        found = self._ask_prefect(f"work_pools/{POOL}/workers/filter", {}) or []
-        return any(each["name"] == worker and each["status"] == "ONLINE" for each in found)
+    def _reconciler(self) -> Service:
+        folder = self.folder / "reconciler"
+        return Service(
+            "reconciler",
+            [sys.executable, "-P", "-m", "trimtab.infra.prefect.reconciler"],
+            is_ready=lambda: True,
+            after=["prefect"],
+            env={**self.client_environment, "PREFECT_HOME": str(folder), "DO_NOT_TRACK": "1"},
+            secrets=("PREFECT_API_AUTH_STRING",),
+            folder=folder,
+        )
+
+    def _has_worker(self) -> bool:
+        online = {"workers": {"status": {"any_": ["ONLINE"]}}}
+        return bool(self._ask_prefect(f"work_pools/{POOL}/workers/filter", online))
 
     def _ask_prefect(self, path: str, body: object = None) -> Any:
         """The answer of Prefect's API; None while there is none."""

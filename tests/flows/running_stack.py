@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 import requests
 
 from tests.ports import free_ports
+from trimtab.infra.prefect.reconciler import HEARTBEAT
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
@@ -132,6 +135,13 @@ class Running:
         finally:
             changed["trigger"]["within"] = before
             self.prefect("PUT", path, changed)
+
+    def beat(self, run: dict[str, Any]) -> None:
+        """A heartbeat of a run that has no process."""
+        resource = {"prefect.resource.id": f"prefect.flow-run.{run['id']}"}
+        event = {"event": HEARTBEAT, "resource": resource, "payload": {}, "id": str(uuid4())}
+        at = datetime.now(UTC).isoformat()
+        self.prefect("POST", "events", [{**event, "occurred": at}])
 
     def force(self, run: dict[str, Any], state: str) -> None:
         """Put a run into a state, whatever it is in."""

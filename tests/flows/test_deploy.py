@@ -23,13 +23,13 @@ from trimtab.flows.deploy import (
     ENGINE,
     HEARTBEATS,
     JOB_TEMPLATE,
+    LEFT,
     NOTICE,
     STUCK,
     _saying,
     closed_template,
     deploy,
     notices,
-    recovery,
     with_image,
 )
 from trimtab.flows.form import OFTEN, as_served
@@ -150,19 +150,26 @@ def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
     assert notices(None) == []
 
 
-def test_a_run_that_began_and_had_no_heartbeat_is_dead_where_runs_are_sure_to_have_them() -> None:
-    name, began = "trimtab: a run without heartbeats has crashed", "prefect.flow-run.Running"
-    for pool, is_sure in (("process", True), ("kubernetes", False)):
-        (trigger,) = [each.trigger for each in recovery(pool) if each.name == name]
-        assert (began in trigger.after) == is_sure  # type: ignore[union-attr]
+def test_a_crashed_run_that_stays_down_is_told_of() -> None:
+    """Whatever follows a crash ends the wait, or begins it anew."""
+    webhook = CallWebhook(block_document_id=uuid4(), payload=NOTICE)
+    told = {each.name: each for each in notices(webhook)}
+    left = told["trimtab: tell of crashed runs that do not go on"]
+    trigger: Any = left.trigger
+    assert trigger.after == {"prefect.flow-run.Crashed"}
+    states = ("AwaitingRetry", "Pending", "Running", "Failed", "Cancelled", "Crashed")
+    assert trigger.expect >= {f"prefect.flow-run.{each}" for each in states}
+    (action,) = left.actions
+    assert isinstance(action, CallWebhook)
+    text = render_user_template_sync(action.payload, {"event": {"resource": {}, "payload": {}}})
+    assert json.loads(text)["event"] == LEFT
 
 
-def test_a_suspended_run_is_told_of_and_is_neither_dead_nor_stuck() -> None:
+def test_a_suspended_run_is_told_of_and_is_not_stuck() -> None:
     suspended = "prefect.flow-run.Suspended"
     webhook = CallWebhook(block_document_id=uuid4(), payload=NOTICE)
-    told = {each.name: each.trigger for each in [*recovery("process"), *notices(webhook)]}
-    for name in ("a run without heartbeats has crashed", "tell of runs in which nothing moves"):
-        assert suspended in told[f"trimtab: {name}"].expect  # type: ignore[union-attr]
+    told = {each.name: each.trigger for each in notices(webhook)}
+    assert suspended in told["trimtab: tell of runs in which nothing moves"].expect  # type: ignore[union-attr]
     waiting: Any = told["trimtab: tell of runs that wait for a person"]
     failed: Any = told["trimtab: tell of failed runs"]
     assert waiting.expect == {suspended}

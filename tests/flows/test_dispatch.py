@@ -1,4 +1,4 @@
-"""Runs on the one-server stack that are killed, cancelled or do not start."""
+"""Runs on the one-server stack that are killed or cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flows.running_stack import Running
-from trimtab.flows.deploy import SETTLED, STARTED
+from trimtab.infra.prefect.reconciler import SETTLED
 
 pytestmark = pytest.mark.slow
 
@@ -55,43 +55,34 @@ def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
     while running.state_of(run)["type"] != "CANCELLED":
         assert time.monotonic() < deadline, running.state_of(run)
         time.sleep(0.5)
-    time.sleep(SETTLED.seconds + 5)
+    time.sleep(SETTLED + 10)
     assert running.state_of(run)["type"] == "CANCELLED"
     assert not running.processes("prefect.engine")
 
 
-def test_a_run_that_was_to_be_cancelled_is_cancelled_when_it_is_resumed(running: Running) -> None:
+def test_a_run_that_was_being_cancelled_when_it_crashed_is_cancelled(running: Running) -> None:
     """Its worker was slow to say that it had cancelled it: it counted as crashed."""
     run = running.start("label-audit", {"recipe": "smoke"}, {"type": "PENDING"}).json()
-    for state in ("RUNNING", "CANCELLING", "CRASHED", "SCHEDULED"):
+    for state in ("RUNNING", "CANCELLING", "CRASHED"):
         running.force(run, state)
-    ended = running.end_of(run, seconds=120)
-    assert ended["type"] == "CANCELLED" and ended["message"].startswith("Cancelled before")
+    deadline = time.monotonic() + 120
+    while running.state_of(run)["type"] == "CRASHED":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    ended = running.state_of(run)
+    assert (ended["type"], "being cancelled" in ended["message"]) == ("CANCELLED", True), ended
 
 
-def test_a_run_that_is_taken_twice_and_does_not_start_has_crashed(running: Running) -> None:
-    """Its first Pending is answered, its second is not: a worker died while submitting it again."""
-    name = "trimtab: a run that does not start has crashed"
-    with running.automation_within(name, 10.0) as before:  # so that nobody waits for minutes here
-        assert before == STARTED.seconds
-        # A run that is taken once and has crashed says that the automation is read again.
-        deadline = time.monotonic() + 300
-        while (ended := _never_started(running, "PENDING"))["type"] != "CRASHED":
-            assert time.monotonic() < deadline, ended
-        ended = _never_started(running, "PENDING", "RUNNING", "PENDING")
-    assert ended["type"] == "CRASHED" and ended["message"].startswith("Not running "), ended
-
-
-def _never_started(running: Running, first: str, *others: str) -> dict[str, Any]:
-    """The state of a run that was in these, up to a minute after the last: where it has ended."""
-    answer = running.start("label-audit", {"recipe": "smoke"}, {"type": first})
-    run: dict[str, Any] = answer.json()
-    for state in others:
-        time.sleep(1)  # as workers do; of two at once the server may evaluate one much later
-        running.force(run, state)
-    try:
-        return running.end_of(run, seconds=60)
-    except TimeoutError:
-        return running.state_of(run)
-    finally:
-        running.force(run, "CANCELLED")
+def test_a_run_that_crashed_goes_on_though_prefect_s_server_died_at_that_moment(
+    running: Running,
+) -> None:
+    """What the server was about to do, and remembers in memory, is not needed."""
+    run = running.start_and_train(seed=6)
+    for victim in ("prefect.engine", "prefect.server.api.server", "prefect.reconciler"):
+        for process in running.processes(victim):
+            os.kill(process, signal.SIGKILL)
+    running.wait_for_prefect()
+    deadline = time.monotonic() + 300
+    while running.state_of(run)["type"] != "COMPLETED":
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.5)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import dask
 import pytest
-from prefect import Task
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect import Task, flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from tests.flows.prefect_api import ask
 from trimtab.flows import lifecycle
 from trimtab.flows.config import ConfigError
 from trimtab.flows.names import name_run
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import Run
-from trimtab.flows.runner import task_runner
+from trimtab.flows.runner import ThreadRunner, task_runner
 from trimtab.models import specs
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import RewardModelConfig, StrengthConfig
@@ -26,7 +29,35 @@ from trimtab.models.config.training import TrainConfig
 
 def test_threads_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIMTAB_DASK", raising=False)
-    assert isinstance(task_runner(), ThreadPoolTaskRunner)
+    assert isinstance(task_runner(), ThreadRunner)
+
+
+@flow(task_runner=ThreadRunner())
+def fails_halfway() -> None:
+    """A task that fails, one that waits for it and one that waits for that; one of its own."""
+    bad = Task(lambda: 1 / 0, name="bad").submit()
+    second = Task(lambda _: 1, name="second").submit(bad)
+    Task(lambda _: 1, name="third").submit(second)
+    good = Task(lambda: 1, name="good").submit()
+    good.wait()
+    bad.result()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+def test_no_task_of_a_run_that_fails_stays_as_pending() -> None:
+    with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
+        state = fails_halfway(return_state=True)
+    asked = {"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}}
+    ended = {"bad": "FAILED", "good": "COMPLETED", "second": "CANCELLED", "third": "CANCELLED"}
+    deadline, found = time.monotonic() + 20, {}
+    while found != ended and time.monotonic() < deadline:  # what was sent before comes late
+        time.sleep(0.5)
+        tasks = ask("POST", "task_runs/filter", asked)
+        found = {each["name"].rpartition("-")[0]: each["state_type"] for each in tasks}
+    assert found == ended
+    time.sleep(4)
+    assert "PENDING" not in {each["state_type"] for each in ask("POST", "task_runs/filter", asked)}
 
 
 def test_a_cluster_without_its_package_says_what_to_install(

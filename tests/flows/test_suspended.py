@@ -11,7 +11,7 @@ import requests
 
 from tests.flows.conftest import FOUND
 from tests.flows.running_stack import Running
-from trimtab.flows.deploy import SILENCE
+from trimtab.infra.prefect.reconciler import SILENCE
 from trimtab.infra.store.manifest import Manifest
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_labels_are_reviewed_while_the_run_is_suspended(running: Running) -> Non
     said = _wait_until_suspended(running, run)
     assert "cannot be used" in said and "review.jsonl:1: unknown_id" in said
 
-    while time.monotonic() < suspended_at + SILENCE.seconds + 15:  # nobody takes it for dead
+    while time.monotonic() < suspended_at + SILENCE + 15:  # nobody takes it for dead
         time.sleep(1)
     assert running.state_of(run)["name"] == "Suspended"
 

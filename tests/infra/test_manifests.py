@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prefect.utilities.templating import apply_values, find_placeholders
 
+from trimtab.infra.prefect import reconciler
 from trimtab.infra.processes.launch import DRAIN_SECONDS
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.postgres import DATABASES
@@ -140,6 +141,17 @@ def test_the_worker_s_values_are_those_of_the_pool_and_hold_no_secret() -> None:
     assert values["image"]["prefectTag"] == f"{prefect}-python3.11-kubernetes"
 
 
+def test_the_reconciler_is_one_that_kubernetes_takes_and_has_no_secret_but_prefect_s() -> None:
+    manifest = yaml.safe_load((INFRA / "kubernetes" / "reconciler.yaml").read_text())
+    kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    pod = manifest["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == [*("python", "-P", "-m"), reconciler.__name__]
+    given = {each["name"] for each in container["env"] if "valueFrom" in each}
+    assert given == {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"} and "envFrom" not in container
+    assert pod["automountServiceAccountToken"] is False
+
+
 def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment() -> None:
     published = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
     assert len(published) == 3
@@ -158,7 +170,8 @@ def test_behind_s3_nothing_leaves_its_container() -> None:
 
 def test_compose_is_the_same_stack() -> None:
     services = COMPOSE["services"]
-    assert set(services) == {"postgres", "seaweedfs", "bucket", "mlflow", "prefect", "worker"}
+    servers = {"postgres", "seaweedfs", "mlflow", "prefect", "reconciler", "worker"}
+    assert set(services) == {*servers, "bucket"}
     made = services["postgres"]["environment"]["POSTGRES_DB"], COMPOSE["configs"]["databases"]
     assert {made[0], *re.findall(r"database (\w+);", made[1]["content"])} == set(DATABASES)
     project = (INFRA.parent / "pyproject.toml").read_text()

@@ -1,4 +1,4 @@
-"""A flow run that is started again: what it closes, and when it gives up."""
+"""A flow run that is started again: what it closes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,17 @@ from trimtab.tasks import restarts
 from trimtab.tasks.context import FLOW_RUN
 
 
-@pytest.mark.parametrize(
-    ("starts", "closes", "gives_up"),
-    [(0, 0, False), (1, 0, False), (2, 2, False), (20, 2, False), (21, 2, True)],
-)
-def test_earlier_starts_are_closed_and_there_is_an_end_to_them(
-    monkeypatch: pytest.MonkeyPatch, starts: int, closes: int, gives_up: bool
+@pytest.mark.parametrize(("starts", "closes"), [(0, 0), (1, 0), (2, 2), (20, 2)])
+def test_earlier_starts_are_closed(
+    monkeypatch: pytest.MonkeyPatch, starts: int, closes: int
 ) -> None:
     closed: list[str] = []
     monkeypatch.setattr(restarts, "flow_run", SimpleNamespace(run_count=starts, id="a"))
     monkeypatch.setattr(restarts, "_end_task_runs", lambda: closed.append("Prefect"))
     monkeypatch.setattr(restarts, "_end_mlflow_runs", lambda _: closed.append("MLflow"))
-    monkeypatch.setattr(restarts, "_cancel_if_asked_to", lambda: None)  # test_dispatch has it
     tracking = Tracking("", "")
     monkeypatch.setattr(restarts, "base_context", lambda: SimpleNamespace(tracking=tracking))
-    if gives_up:
-        with pytest.raises(restarts.TooManyStartsError, match="started 20 times"):
-            restarts.close_earlier_starts()
-    else:
-        restarts.close_earlier_starts()
+    restarts.close_earlier_starts()
     assert len(closed) == closes
 
 

@@ -486,3 +486,16 @@ def test_secrets_come_from_the_environment_only(
     assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
     assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
     assert secrets.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"
+
+
+def test_a_worker_has_a_limit_of_runs_at_once_and_a_name_of_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    for gpus, given, limit in (("", {}, 6), ("0,1,2,3,4,5,6", {}, 7), ("", {"limit": 2}, 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        *_, worker = Stack(tmp_path, **given).services()
+        assert worker.command[worker.command.index("--limit") + 1] == str(limit)
+        assert "--name" not in worker.command

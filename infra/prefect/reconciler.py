@@ -1,0 +1,294 @@
+"""Takes up flow runs that died, and ends what nobody else ends.
+
+    python -m trimtab.infra.prefect.reconciler
+
+Every few seconds it reads the states of the runs of Trimtab's deployments and follows RULES. It
+keeps nothing but how long it has been watching: it may be killed at any moment, and two of them do
+no harm (`trimtab.infra.prefect.fence`). The one-server stack runs it; for another Prefect server
+run it anywhere with PREFECT_API_URL and PREFECT_API_AUTH_STRING, beside a worker for instance.
+
+Left alone are runs that wait for their time or for a person, and those that are being cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from httpx import HTTPError, HTTPStatusError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter, WorkerFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import PrefectException
+from prefect.states import AwaitingRetry, Cancelled
+
+from trimtab.infra.prefect.fence import server_time
+
+logger = logging.getLogger(__name__)
+
+TAG = "trimtab"  # of the deployments, and so of their runs
+SECONDS_BETWEEN_SWEEPS = 5.0
+SILENCE = 90.0  # three heartbeats
+# A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
+SETTLED = 20.0
+# From a worker's taking a run to its death or its word that the process has ended.
+STARTED = 300.0
+MAX_CRASHES = 20
+LONGEST_PAUSE = 120.0
+# What lies longer ago is not looked at.
+HORIZON = timedelta(days=7)
+HEARTBEAT = "prefect.flow-run.heartbeat"
+_PAGE = 200
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A flow run as the server knows it.
+
+    seconds: in its state. silent: seconds without a heartbeat; 0 where none is due. is_abandoned:
+    no worker that is alive has it. crashes: those after one another. was_being_cancelled: when it
+    crashed. message: of its state.
+    """
+
+    state: str
+    seconds: float
+    silent: float = 0.0
+    is_abandoned: bool = False
+    crashes: int = 0
+    was_being_cancelled: bool = False
+    message: str = ""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until its next start: none after the first crash, then 20, 40, 80 and 120."""
+        return min(LONGEST_PAUSE, 20.0 * 2 ** (self.crashes - 2)) if self.crashes > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A run that is in `state` for more than `seconds`, and `applies`, comes into `to`."""
+
+    state: str
+    seconds: float
+    applies: Callable[[Seen], bool]
+    to: str
+    because: str
+
+
+# The first that applies.
+RULES = (
+    Rule(
+        "RUNNING",
+        SILENCE,
+        lambda run: run.silent > SILENCE,
+        "CRASHED",
+        f"No heartbeat for {SILENCE:.0f} s: its process or its worker's host is dead",
+    ),
+    Rule(
+        "PENDING",
+        STARTED,
+        lambda run: run.is_abandoned,
+        "CRASHED",
+        f"Not running {STARTED:.0f} s after a worker took it, and that worker is dead",
+    ),
+    Rule(
+        "CRASHED",
+        SETTLED,
+        lambda run: run.was_being_cancelled,
+        "CANCELLED",
+        "It crashed while it was being cancelled",
+    ),
+    Rule(
+        "CRASHED",
+        SETTLED,
+        lambda run: run.crashes >= MAX_CRASHES,
+        "FAILED",
+        "Crashed {run.crashes} times in a row, the last time with: {run.message}. It is not "
+        "started again by itself; a new run finds in the store what was finished",
+    ),
+    Rule(
+        "CRASHED",
+        SETTLED,
+        lambda run: True,
+        "SCHEDULED",
+        "It continues from its last checkpoint",
+    ),
+)
+
+
+def decide(run: Seen) -> State[Any] | None:
+    """The state that a run is to come into; None where it is to stay as it is."""
+    for rule in RULES:
+        if rule.state == run.state and run.seconds > rule.seconds and rule.applies(run):
+            message = rule.because.format(run=run)
+            if rule.to == "SCHEDULED":
+                at = datetime.now().astimezone() + timedelta(seconds=run.pause)
+                return AwaitingRetry(scheduled_time=at, message=message)
+            return State(type=StateType(rule.to), message=message)
+    return None
+
+
+class Reconciler:
+    """One sweep over the runs of a server. watched: seconds for which the server has answered."""
+
+    def __init__(self, client: SyncPrefectClient, watched: float) -> None:
+        self.client, self.watched = client, watched
+        self.now = server_time(client.request("GET", "/health").headers)
+        self.pool_type = cache(lambda pool: client.read_work_pool(pool).type)
+        self.workers = cache(self._workers)
+
+    def sweep(self) -> None:
+        """Do for every run what the rules say, and end the tasks of runs that have ended."""
+        recent = {"after_": self.now - HORIZON}
+        for run in [
+            *self._runs({"state": _of_types("RUNNING", "PENDING")}),
+            *self._runs({"state": _of_types("CRASHED"), "end_time": recent}),
+        ]:
+            try:
+                self._follow_rules(run)
+            except (HTTPStatusError, PrefectException) as error:  # of this run, such as no pool
+                logger.warning("%s: %s", run.name, error)
+        self._end_tasks()
+
+    def _runs(self, condition: dict[str, Any]) -> list[FlowRun]:
+        found: list[FlowRun] = []
+        while len(found) % _PAGE == 0:
+            page = self.client.read_flow_runs(
+                flow_run_filter=_of_ours(condition), limit=_PAGE, offset=len(found)
+            )
+            found += page
+            if not page:
+                break
+        return found
+
+    def _follow_rules(self, run: FlowRun) -> None:
+        seen = self.see(run)
+        to = decide(seen)
+        # What has changed meanwhile is looked at the next time.
+        if to is None or self.client.read_flow_run(run.id).state_id != run.state_id:
+            return
+        self.client.set_flow_run_state(run.id, to)
+        logger.info("%s was %s, is %s: %s", run.name, seen.state, to.name, to.message)
+
+    def see(self, run: FlowRun) -> Seen:
+        """What the rules ask of a run in one of their states."""
+        state = run.state
+        assert state is not None
+        seen = Seen(
+            state.type.value,
+            seconds=(self.now - state.timestamp).total_seconds(),
+            message=state.message or "",
+        )
+        # An outage of the server keeps signs of life from it.
+        if state.is_running() and min(self.watched, seen.seconds) > SILENCE:
+            return replace(seen, silent=self._silent(run, seen.seconds))
+        if state.is_pending() and self.watched > SILENCE and seen.seconds > STARTED:
+            return replace(seen, is_abandoned=self._is_abandoned(run))
+        if state.is_crashed() and seen.seconds > SETTLED:
+            states = self.client.read_flow_run_states(run.id)
+            types = [each.type.value for each in sorted(states, key=lambda each: each.timestamp)]
+            start = len(types) - 1 - types[::-1].index("PENDING") if "PENDING" in types else 0
+            return replace(
+                seen,
+                crashes=crashes_in_a_row(types),
+                was_being_cancelled="CANCELLING" in types[start:],
+            )
+        return seen
+
+    def _silent(self, run: FlowRun, seconds: float) -> float:
+        """Since the last heartbeat. Runs of a pool of processes are sure to have them."""
+        found = self.client.request(
+            "POST",
+            "/events/filter",
+            json={
+                "filter": {
+                    "event": {"name": [HEARTBEAT]},
+                    "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+                    "occurred": {"since": f"{self.now - HORIZON}"},
+                },
+                "limit": 1,
+            },
+        ).json()["events"]
+        if not found:
+            return seconds if self._is_of_processes(run) else 0.0
+        heard = datetime.fromisoformat(found[0]["received"])
+        return min(seconds, (self.now - heard).total_seconds())
+
+    def _is_abandoned(self, run: FlowRun) -> bool:
+        """Whether the worker that took a run is dead. A pod may wait for a GPU as long as it is."""
+        worker = run.labels.get("prefect.worker.name")
+        return self._is_of_processes(run) and worker not in self.workers(run.work_pool_name)
+
+    def _is_of_processes(self, run: FlowRun) -> bool:
+        return run.work_pool_name is not None and self.pool_type(run.work_pool_name) == "process"
+
+    def _workers(self, pool: str) -> set[str]:
+        """The names of a pool's workers that are alive."""
+        online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
+        found = self.client.read_workers_for_work_pool(pool, online)
+        return {each.name for each in found}
+
+    def _end_tasks(self) -> None:
+        """Nothing is left as running of a run that has failed or was cancelled.
+
+        Its own process ends what it can; one that was killed could not.
+        """
+        ended = {"before_": self.now - timedelta(seconds=60), "after_": self.now - HORIZON}
+        left = self.client.read_task_runs(
+            flow_run_filter=_of_ours(
+                {"state": _of_types("FAILED", "CANCELLED"), "end_time": ended}
+            ),
+            task_run_filter=TaskRunFilter.model_validate(
+                {"state": _of_types("PENDING", "RUNNING", "SCHEDULED")}
+            ),
+        )
+        for task in left:
+            to: State[Any] = Cancelled(message="Its flow run has ended")
+            self.client.set_task_run_state(task.id, to, force=True)
+
+
+def _of_ours(condition: dict[str, Any]) -> FlowRunFilter:
+    ours = {"tags": {"all_": [TAG]}, "deployment_id": {"is_null_": False}}
+    return FlowRunFilter.model_validate({**ours, **condition})
+
+
+def _of_types(*types: str) -> dict[str, Any]:
+    return {"type": {"any_": list(types)}}
+
+
+def crashes_in_a_row(states: list[str]) -> int:
+    """Of types of states, the first one first: crashes since the run last ended otherwise."""
+    crashes, later = 0, ""
+    for each in reversed(states):
+        if each in ("COMPLETED", "FAILED", "CANCELLED"):
+            break
+        crashes += each == "CRASHED" != later  # one crash is reported by two
+        later = each
+    return crashes
+
+
+def watch() -> None:
+    """Sweep until this process is killed."""
+    since = last = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - last > SILENCE / 3:  # the server did not answer, or this process was stopped
+            since = now
+        try:
+            with get_client(sync_client=True) as client:
+                Reconciler(client, now - since).sweep()
+            last = now
+        except (HTTPError, PrefectException) as error:
+            logger.warning("Prefect's server: %s", error)
+        time.sleep(SECONDS_BETWEEN_SWEEPS)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logger.setLevel(logging.INFO)
+    watch()
