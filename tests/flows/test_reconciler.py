@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,6 +43,9 @@ def _beat(run: str, later: float) -> None:
     resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
     event = {"occurred": at, "event": HEARTBEAT, "resource": resource, "id": str(uuid4())}
     ask("POST", "events", [{**event, "payload": {}}])
+    mine = {"filter": {"id": {"id": [event["id"]]}}}
+    while not ask("POST", "events/filter", mine)["events"]:  # the server writes them in batches
+        time.sleep(0.05)
 
 
 def test_a_crashed_run_that_nobody_took_up_is_scheduled_once(sweep: Sweep) -> None:
