@@ -36,11 +36,12 @@ from trimtab.models.data import (
     SplitError,
     load_demonstrations,
     look_through,
+    read_in_words,
     read_review,
     read_votes,
     split_pairs,
 )
-from trimtab.models.data.problems import SOURCE_REASONS
+from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
 from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
 from trimtab.models.estimates.machine import GIB, Machine
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 
 # Of each source: read in well under a second.
 MAX_ROWS = 5000
-MAX_LISTED = 20
 
 
 @dataclass
@@ -74,11 +74,16 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(config: RunConfig, *, max_rows: int | None = MAX_ROWS) -> Findings:
-    """Check a run's configuration and files: `max_rows` of each source, or all rows if None."""
+def check(
+    config: RunConfig, *, max_rows: int | None = MAX_ROWS, as_option: bool = False
+) -> Findings:
+    """Check a run's configuration and files: `max_rows` of each source, or all rows if None.
+
+    as_option: the command has the option `--columns`, which messages then name.
+    """
     found = Findings()
     if not config.is_synthetic:
-        _check_preferences(config, max_rows, found)
+        _check_preferences(config, max_rows, found, as_option)
         _check_demonstrations(config, max_rows, found)
     _check_reviews_and_votes(config, found)
     for path, section in sections_of(config):
@@ -179,7 +184,9 @@ def _sources(config: RunConfig, found: Findings) -> list[Source]:
     ]
 
 
-def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
+def _check_preferences(
+    config: RunConfig, max_rows: int | None, found: Findings, as_option: bool
+) -> None:
     given, name = config.preferences, "preferences.sources"
     if wrong := check_form(given.format, given.columns):
         found.mistakes += [f"preferences.{problem}" for problem in wrong]
@@ -189,29 +196,36 @@ def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings)
         return
     try:
         look = look_through(sources, on_ties=given.on_ties, max_rows=max_rows)
+        if not look.pairs and not look.is_whole:
+            look = look_through(sources, on_ties=given.on_ties)
     except PreferenceOptionError as error:
         found.mistakes.append(f"{name}: {error}")
         return
     rows = look.report.total
     broken = [row for row in look.bad_rows if row.reason in SOURCE_REASONS]
     if broken or (look.bad_rows and given.on_bad_rows == "fail"):
-        found.mistakes += _listed(name, look.bad_rows)
+        found.mistakes += _listed(name, look.bad_rows, as_option)
+    elif not look.pairs and len(sources) == len(given.sources):
+        found.mistakes.append(
+            f"{name}: found no usable row; allowed: at least one; {read_in_words(look.report)}"
+        )
+        found.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
     elif look.bad_rows:
         reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
-        first = look.bad_rows[0].describe()
         of = f"{rows.rows_read:,} rows" if look.is_whole else f"the first {rows.rows_read:,} rows"
         found.notes.append(
             f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
-            f"{first}"
+            f"{'; '.join(first_of_each(look.bad_rows))}"
         )
     if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
         found.mistakes += _of_pairs(config, look)
 
 
-def _listed(name: str, rows: Sequence[BadRow]) -> list[str]:
-    lines = [f"{name}: {row.describe()}" for row in rows[:MAX_LISTED]]
-    if len(rows) > MAX_LISTED:
-        lines.append(f"{name}: {len(rows) - MAX_LISTED} more rows are bad")
+def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[str]:
+    shown = listed(rows)
+    lines = [f"{name}: {row.describe(as_option=as_option)}" for row in shown]
+    if len(rows) > len(shown):
+        lines.append(f"{name}: {len(rows) - len(shown)} more rows are bad")
     if not {row.reason for row in rows} & SOURCE_REASONS:
         lines.append("set preferences.on_bad_rows=quarantine to run without these rows")
     return lines
@@ -220,9 +234,6 @@ def _listed(name: str, rows: Sequence[BadRow]) -> list[str]:
 def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
     """Mistakes that only all pairs together show, before overlong pairs are removed."""
     given = config.preferences
-    if not look.pairs:
-        yield "preferences.sources: found no usable row; allowed: at least one"
-        return
     folds = [each.num_folds for each in config.embedding_models if each.kind != "nearest"]
     different = {frozenset((pair.chosen, pair.rejected)) for pair in look.pairs}
     if config.ensemble.embedding_models_vote and len(different) < max(folds, default=0):
@@ -272,7 +283,7 @@ def _check_file(name: str, source: str, read: Callable[[Source], object], found:
     try:
         read(Source(str(path), name=path.name))
     except PreferenceDataError as error:
-        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MAX_LISTED]]
+        found.mistakes += [f"{name}: {row.describe()}" for row in listed(error.bad_rows)]
 
 
 def _check_constitution(name: str, source: str, found: Findings) -> None:

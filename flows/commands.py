@@ -227,7 +227,7 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
     added, line = voters_for(config, seconds, settings)
     if line is not None:
         print(f"trimtab: voters: {line}", file=sys.stderr)
-    elif budget is not None:
+    elif budget is not None and not check(config).mistakes:  # which are said once it would run
         print(
             "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
             file=sys.stderr,
@@ -252,7 +252,7 @@ def run_audit(
         if is_quiet:
             nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nothing))
-        run_recipe(request, settings)
+        run_recipe(request, settings, as_option=True)
     folder = settings.home / "reports" / request.name
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
@@ -296,10 +296,13 @@ def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
     return 3
 
 
-def run_recipe(request: RunRequest, settings: Settings) -> None:
-    """Run a request; ConfigError if something it needs is missing, or it does not fit here."""
+def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = False) -> None:
+    """Run a request; ConfigError if something it needs is missing, or it does not fit here.
+
+    as_option: the command has the option `--columns`.
+    """
     refuse_suspension(request.config)
-    found = check(request.config)
+    found = check(request.config, as_option=as_option)
     refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     notes = [*found.notes, *require_answers(request.config, settings)]
     for line in (*notes, *requests_in_words(request.config)):

@@ -15,6 +15,7 @@ from trimtab.models.data.loading import (
     TokenLimit,
     load_preferences,
     look_through,
+    read_in_words,
 )
 from trimtab.models.data.messages import Render, chat_renderer, render_hh
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
@@ -55,6 +56,7 @@ __all__ = [
     "load_demonstrations",
     "load_preferences",
     "look_through",
+    "read_in_words",
     "read_review",
     "read_votes",
     "render_hh",

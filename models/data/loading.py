@@ -70,8 +70,9 @@ def load_preferences(
     report.describe_pairs(loader.pairs)
     report.check()
     if not loader.pairs:
-        dropped = f"{report.total.ties_dropped} ties dropped"
-        raise PreferenceDataError(bad_rows, f"give other sources: no usable row left ({dropped})")
+        advice = "correct the rows, or give other sources: no usable row left of "
+        advice += read_in_words(report)
+        raise PreferenceDataError(bad_rows, advice)
     return loader.pairs, bad_rows, report
 
 
@@ -99,6 +100,19 @@ def look_through(
         loader.read(source)
     loader.report.describe_pairs(loader.pairs)
     return Look(loader.pairs, loader.bad_rows, loader.report, loader.is_whole)
+
+
+def read_in_words(report: PreferenceReport) -> str:
+    """Where the rows went that were read, where none was used."""
+    rows = report.total
+    reasons = ", ".join(f"{why} {n}" for why, n in report.bad_rows_by_reason.most_common())
+    places = {
+        f"refused ({reasons})": rows.quarantined,
+        "ties dropped": rows.ties_dropped,
+        "of one answer, and none of the other kind to the same prompt": rows.unpaired,
+    }
+    parts = [f"{count:,} {what}" for what, count in places.items() if count]
+    return f"{rows.rows_read:,} rows read" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _check_options(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,12 +55,16 @@ def shorten(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong: why, in which field (None: the whole row), found and allowed."""
+    """One thing wrong: why, in which field (None: the whole row), found and allowed.
+
+    columns: of a source, the names that make it readable: Trimtab's, and the source's own.
+    """
 
     reason: str
     field: str | None
     found: str
     allowed: str
+    columns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS, self.reason
@@ -91,15 +96,43 @@ class BadRow:
         ]
         return {"file": self.file, "line": self.line, **first, "also": others, "row": self.row}
 
-    def describe(self) -> str:
-        """Return one line for a person."""
+    def describe(self, *, as_option: bool = False) -> str:
+        """Return one line for a person. as_option: columns are named by `--columns`."""
         place = f"{self.file}:{self.line}" if self.line else self.file
         parts = []
         for problem in self.problems:
             field = f" in field {problem.field!r}" if problem.field else ""
             found = f"found {problem.found}, allowed: {problem.allowed}"
+            if problem.columns:
+                found += f"; name the columns: {columns_in_words(problem.columns, as_option)}"
             parts.append(f"{problem.reason}{field}: {found}")
         return f"{place}: {'; '.join(parts)}"
+
+
+def columns_in_words(columns: Sequence[tuple[str, str]], as_option: bool) -> str:
+    """What to type that a source's columns are called so; the option takes no comma or `=`."""
+    names = [name for pair in columns for name in pair]
+    if as_option and all(name == name.strip() and not set(",=") & set(name) for name in names):
+        named = ",".join(f"{own}={theirs}" for own, theirs in columns)
+        return f"--columns {shlex.quote(named)}"
+    return shlex.quote(f"preferences.columns={json.dumps(dict(columns), ensure_ascii=False)}")
+
+
+def listed(bad_rows: Sequence[BadRow]) -> list[BadRow]:
+    """The first NUM_LISTED rows, or fewer of them, so that the first of every reason is there."""
+    firsts = {row.reason: index for index, row in reversed([*enumerate(bad_rows)])}
+    order = dict.fromkeys([*firsts.values(), *range(len(bad_rows))])
+    return [bad_rows[index] for index in sorted([*order][:NUM_LISTED])]
+
+
+def first_of_each(bad_rows: Sequence[BadRow], *, as_option: bool = False) -> list[str]:
+    """A line for each reason: its first row, and how many more there are."""
+    first: dict[str, BadRow] = {}
+    for row in bad_rows:
+        first.setdefault(row.reason, row)
+    counts = Counter(row.reason for row in bad_rows)
+    more = {why: f" (and {n - 1:,} more: {why})" if n > 1 else "" for why, n in counts.items()}
+    return [row.describe(as_option=as_option) + more[why] for why, row in first.items()]
 
 
 class PreferenceDataError(ValueError):
@@ -123,8 +156,9 @@ class PreferenceDataError(ValueError):
 
     def _message(self) -> str:
         counts = ", ".join(f"{reason} {n}" for reason, n in self.by_reason.most_common())
-        lines = [f"{self.subject}: {len(self.bad_rows)} refused ({counts})"]
-        lines += [f"  {row.describe()}" for row in self.bad_rows[:NUM_LISTED]]
+        more = f" ({counts})" if counts else ""
+        lines = [f"{self.subject}: {len(self.bad_rows)} refused{more}"]
+        lines += [f"  {row.describe()}" for row in listed(self.bad_rows)]
         if len(self.bad_rows) > NUM_LISTED:
             lines.append(f"  ... and {len(self.bad_rows) - NUM_LISTED} more")
         lines.append(f"What to do: {self.advice}")

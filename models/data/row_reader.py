@@ -9,7 +9,7 @@ own texts.
 import dataclasses
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
@@ -21,6 +21,7 @@ from trimtab.models.data.formats import (
     parse_metadata,
     parse_row,
 )
+from trimtab.models.data.hints import hint, needs
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
@@ -41,16 +42,11 @@ from trimtab.models.data.problems import Problem, shorten
 from trimtab.models.data.readers import Source
 
 MAX_UNKNOWN: Final = 1000
+NUM_EXAMPLES: Final = 5
 NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
 WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
 _NUMBERS: Final = frozenset({"rating", "votes_chosen", "votes_rejected", "votes_equal"})
 _TEXTS: Final = frozenset({"prompt", "chosen", "rejected", "completion", *METADATA})
-# Columns whose names say what they are, for advice about an unknown file.
-_ALIKE: Final = {
-    "prompt": ("question", "instruction", "query", "input", "context", "history", "text", "post"),
-    "chosen": ("better", "preferred", "good", "positive", "accepted", "winner", "best", "win"),
-    "rejected": ("worse", "dispreferred", "bad", "negative", "loser", "worst", "lose"),
-}
 
 
 class ColumnsError(ValueError):
@@ -87,12 +83,17 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _File:
-    """What was seen of a file: whether a row's form was known, columns, and a row that was not."""
+    """What was seen of a file: whether a row's form was known, columns, and a row that was not.
+
+    examples: rows that were not read. lacking: columns that no row of a known form has, though that
+    needs them.
+    """
 
     is_known: bool = False
     num_unknown: int = 0
     columns: set[str] = field(default_factory=set)
-    example: Row = field(default_factory=dict)
+    examples: list[RawRow] = field(default_factory=list)
+    lacking: set[str] | None = None
 
 
 class RowReader:
@@ -135,7 +136,7 @@ class RowReader:
         found = self._preset_of(row)
         if found is None:
             seen.num_unknown += 1
-            seen.example = seen.example or row
+            _keep(seen, raw)
             if seen.num_unknown == MAX_UNKNOWN and not seen.is_known:
                 self.given_up.add(raw.file)
             return self._unknown(raw.value)
@@ -148,6 +149,7 @@ class RowReader:
         else:
             parsed = _convert(preset, row, self.render)
         parsed.ignored = ignored
+        _note_lacking(seen, raw, parsed, needs(preset))
         if raw.is_text:
             parsed.problems += _of_text(row)
         if self.columns and parsed.problems:
@@ -175,11 +177,11 @@ class RowReader:
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
         parse_metadata({name: row.get(name) for name in METADATA}, parsed)
-        needs = "a form of docs/how-to/own-preferences.md, or preferences.columns"
+        allowed = "a form of docs/how-to/own-preferences.md, or preferences.columns"
         if self.format != "auto":
-            needs = f"columns of format {self.format}: {', '.join(_needs(BY_NAME[self.format]))}"
+            allowed = f"columns of format {self.format}: {', '.join(needs(BY_NAME[self.format]))}"
         parsed.problems.append(
-            Problem("unknown_format", None, f"fields {shorten(list(row))}", needs)
+            Problem("unknown_format", None, f"fields {shorten(list(row))}", allowed)
         )
         return parsed
 
@@ -230,7 +232,7 @@ class RowReader:
         found = {}
         for file, seen in self._files.items():
             absent = [name for name in self.columns.values() if name not in seen.columns]
-            if not seen.is_known and seen.num_unknown:
+            if seen.examples and (seen.lacking or not seen.is_known):
                 found[file] = self._describe(seen, absent)
             elif absent and is_whole:
                 allowed = f"columns of the file: {shorten(sorted(seen.columns))}"
@@ -239,16 +241,44 @@ class RowReader:
         return found
 
     def _describe(self, seen: _File, absent: list[str]) -> Problem:
+        """The one problem of a file that has rows, with what would make it readable."""
+        raw = seen.examples[0]
         shown = [
-            f"{name}: {type(value).__name__} {_short(value)}"
-            for name, value in seen.example.items()
+            f"{name}: {type(value).__name__} {_short(value)}" for name, value in raw.value.items()
         ]
         more = len(shown) - NUM_COLUMNS_SHOWN
         shown = [*shown[:NUM_COLUMNS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         found = f"columns {', '.join(shown) or 'none'}"
         if absent:
             found += f"; preferences.columns names {', '.join(map(repr, absent))}, which no row has"
-        return Problem("unknown_columns", None, found, _advice(seen.example, self.format))
+        if lacking := sorted(seen.lacking or ()):
+            found += f"; no row has {', '.join(map(repr, lacking))}"
+        given = {own: name for own, name in self.columns.items() if name not in absent}
+        renamed = {name: own for own, name in given.items()}
+        row = {renamed.get(name, name): value for name, value in raw.value.items()}
+
+        def try_columns(columns: Mapping[str, str]) -> list[Problem]:
+            source = Source("", format=self.format, columns=given | columns)
+            reader = RowReader(source, self.render)
+            return min((reader.parse(each).problems for each in seen.examples), key=len)
+
+        advice = hint(row, self.format, raw.is_text, try_columns)
+        columns = tuple((given | advice.columns).items()) if advice.columns else ()
+        return Problem("unknown_columns", None, found, advice.text, columns)
+
+
+def _note_lacking(seen: _File, raw: RawRow, parsed: ParsedRow, needed: Sequence[str]) -> None:
+    """Keep which of a form's columns no row so far has."""
+    absent = {each.field or "" for each in parsed.problems if each.reason == "missing_field"}
+    absent &= {*needed} - {*raw.value}
+    seen.lacking = absent if seen.lacking is None else seen.lacking & absent
+    if seen.lacking:
+        _keep(seen, raw)
+
+
+def _keep(seen: _File, raw: RawRow) -> None:
+    if len(seen.examples) < NUM_EXAMPLES:
+        seen.examples.append(raw)
 
 
 def _one_answer(row: Row, mapped: Mapped) -> None:
@@ -331,35 +361,3 @@ def _of_text(row: Row) -> list[Problem]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= NUM_CHARACTERS_SHOWN else f"{text[:NUM_CHARACTERS_SHOWN]}..."
-
-
-def _needs(preset: Preset) -> tuple[str, ...]:
-    return preset.tells or ("prompt", "chosen", "rejected")
-
-
-def _advice(row: Row, asked: str) -> str:
-    """The preset that lacks the least, what it lacks, and the setting to give."""
-    presets = [preset for preset in PRESETS if asked in ("auto", preset.name)]
-    near = max(
-        presets,
-        key=lambda preset: (
-            len(set(_needs(preset)) & set(row)) / len(_needs(preset)),
-            preset is NATIVE,
-        ),
-    )
-    lacks = [name for name in _needs(near) if name not in row]
-    taken: set[str] = set()
-    setting = {}
-    for name in lacks:
-        free = [other for other in row if other not in taken and other not in _needs(near)]
-        alike = next((o for o in free if o.lower() in _ALIKE.get(name, ())), None)
-        close = get_close_matches(name, free, 1)
-        setting[name] = alike or (close[0] if close else "...")
-        taken.add(setting[name])
-    shown = ", ".join(f'"{own}": "{theirs}"' for own, theirs in setting.items())
-    lacking = f"which lacks {', '.join(lacks)}" if lacks else "whose values are of another type"
-    return (
-        f"a form of docs/how-to/own-preferences.md; the nearest is {near.name} "
-        f"({', '.join(_needs(near))}), {lacking}; name the columns: "
-        f"preferences.columns={{{shown}}}"
-    )

@@ -20,6 +20,7 @@ from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.store import open_store
+from trimtab.models.data import PreferenceDataError, Source, load_preferences
 from trimtab.tasks import sources
 from trimtab.tasks.board import Board
 
@@ -64,9 +65,8 @@ MISTAKES = {
     'preferences.sources=["other.csv"]': [
         "preferences.sources: other.csv: unknown_columns: found columns question: str 'p 0', "
         "better: str 'a 0', worse: str 'b 0', allowed: a form of docs/how-to/own-preferences.md; "
-        "the nearest is native (prompt, chosen, rejected), which lacks prompt, chosen, rejected; "
-        'name the columns: preferences.columns={"prompt": "question", "chosen": "better", '
-        '"rejected": "worse"}',
+        """name the columns: 'preferences.columns={"prompt": "question", "chosen": "better", """
+        """"rejected": "worse"}'""",
     ],
     'preferences.sources=["good.jsonl"] preferences.format=helpster2': [
         "preferences.format: found 'helpster2', allowed: auto, ",
@@ -125,6 +125,60 @@ def test_mistakes_are_said_before_work_begins(
     rest = [each for each in lines if "is not installed" not in each]
     assert len(rest) == len(MISTAKES[given]), lines
     assert "fits" not in said.out
+
+
+TWO = [
+    {"prompt": f"p {n}", "response_a": f"a {n}", "response_b": f"b {n}", "winner": "a"}
+    for n in range(9)
+]
+ROWS_OF_NO_USE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "labels": (
+        [row | {"winner": "the first"} for row in TWO],
+        [
+            "9 rows read: 9 refused (out_of_range 9)",
+            "bad.jsonl:1: out_of_range in field 'winner': found str 'the first', allowed: ",
+        ],
+    ),
+    "several kinds": (
+        [{**GOOD[0], "chosen": 1}, *[{**GOOD[1], "chosen": " "}] * 3, {**GOOD[2], "rejected": 2}],
+        [
+            "5 rows read: 5 refused (empty_field 3, wrong_type 2)",
+            "bad.jsonl:1: wrong_type in field 'chosen': found int 1, allowed: text (str) (and 1 "
+            "more: wrong_type)",
+            "bad.jsonl:2: empty_field in field 'chosen'",
+        ],
+    ),
+    "ties": ([row | {"winner": "tie"} for row in TWO], ["9 rows read: 9 ties dropped"]),
+    "one kind of answer": (
+        [{"prompt": "p", "completion": f"c {n}", "label": True} for n in range(4)],
+        ["4 rows read: 4 of one answer, and none of the other kind to the same prompt"],
+    ),
+    "more than are looked at first": (
+        [{**GOOD[0], "chosen": 1}] * (MAX_ROWS + 1),
+        ["5,001 rows read: 5,001 refused", " (and 5,000 more: wrong_type)"],
+    ),
+    "misspelt": (
+        [{"prompt": "p", "choosen": "c", "rejcted": "r"}],
+        ["bad.jsonl: unknown_columns: ", "name the columns: --columns chosen=choosen,rejected="],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROWS_OF_NO_USE)
+def test_where_no_row_can_be_used_the_reasons_are_said(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, told = ROWS_OF_NO_USE[case]
+    _write("bad.jsonl", rows)
+    assert main(["audit", "bad.jsonl", "--budget", "3m"]) == 2
+    said = capsys.readouterr().err
+    assert "to estimate a time from" not in said
+    for line in told:
+        assert line in said, said
+    with pytest.raises(PreferenceDataError) as caught:  # the stage says no less
+        load_preferences([Source("bad.jsonl")], on_bad_rows="quarantine", on_ties="drop")
+    for line in told:
+        assert line.partition(" (and")[0].partition(": --")[0] in str(caught.value)
 
 
 @pytest.mark.slow
