@@ -1,8 +1,8 @@
 """Checks before a run starts: its files, their rows, and which packages are installed.
 
-The first rows of each file are read, by the readers that the stages use. Mistakes in later rows,
-and rows over `preferences.max_tokens`, are found by the stages only. Files in S3 or on the hub are
-not checked.
+The first rows of each file are read, by the readers that the stages use. Mistakes in later rows
+are found by the stages only; of rows over `preferences.max_tokens` the share is estimated. Files in
+S3 or on the hub are not checked.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from trimtab.models.data import (
 from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
 from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
+from trimtab.models.data.token_lengths import share_over_tokens
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import ModelShape, PlanError, UntrainableError, shape_of
 from trimtab.models.judge.constitutions import (
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 
 # Of each source: read in well under a second.
 MAX_ROWS = 5000
+# Shares of the pairs that are over `preferences.max_tokens`: beyond the first a warning, beyond the
+# second, by `preferences.on_bad_rows`, a mistake.
+MANY_TOO_LONG, MOST_TOO_LONG = 0.2, {"quarantine": 0.9, "fail": 0.05}
 
 
 @dataclass
@@ -217,8 +221,34 @@ def _check_preferences(
             f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
             f"{'; '.join(first_of_each(look.bad_rows))}"
         )
+    if not found.mistakes:
+        _check_token_limit(config, look, found)
     if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
         found.mistakes += _of_pairs(config, look)
+
+
+def _check_token_limit(config: RunConfig, look: Look, found: Findings) -> None:
+    """How many pairs `preferences.max_tokens` refuses, where the base model's tokenizer is here."""
+    base, limit = config.sft.model.base, config.preferences.max_tokens
+    try:
+        folder = None if base is None else folder_of(base) or Path(base).expanduser()
+    except ValueError:  # not installed, which is said elsewhere
+        return
+    share = None if folder is None else share_over_tokens(look.pairs, folder, limit)
+    if not share:
+        return
+    longest = config.sft.model.max_length
+    said = (
+        f"preferences.max_tokens: found {limit}; about {share:.0%} of the pairs are longer and "
+        "would be refused"
+    )
+    raised = f"raise preferences.max_tokens, and sft.model.max_length ({longest}) beyond it"
+    most = MOST_TOO_LONG[config.preferences.on_bad_rows]
+    if share > most:
+        found.mistakes.append(f"{said}; allowed: at most {most:.0%}. To use them {raised}")
+    else:
+        warning = "WARNING: " if share > MANY_TOO_LONG else ""
+        found.notes.append(f"{warning}{said}. To use them {raised}")
 
 
 def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[str]:

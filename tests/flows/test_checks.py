@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from trimtab.flows import checks, commands, lifecycle
 from trimtab.flows.checks import MAX_ROWS, check
@@ -227,6 +230,45 @@ def test_one_file_in_place_of_a_recipe_s_two_can_be_planned(
     text = " ".join(capsys.readouterr().out.split())
     assert "40 pairs counted in preferences.sources" in text
     assert "2 of 42 rows are bad and set aside (1 unknown_format, 1 identical_responses)" in text
+
+
+def _long_pairs(count: int) -> None:
+    """40 pairs of four words, and as the first of them some whose chosen answer makes them 12."""
+    long = [{**row, "chosen": "a " * 10} for row in GOOD[:count]]
+    _write("pairs.jsonl", [*long, *GOOD[count:]])
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save("model/tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("num_long", "limit", "rows", "said"),
+    [
+        (0, 8, "quarantine", None),
+        (2, 8, "quarantine", "preferences.max_tokens: found 8; about 5% of the pairs are longer"),
+        (20, 8, "quarantine", "WARNING: preferences.max_tokens: found 8; about 50% of the pairs"),
+        (20, 12, "quarantine", None),
+        (39, 8, "quarantine", "98% of the pairs are longer and would be refused; allowed: at most"),
+        (20, 8, "fail", "50% of the pairs are longer and would be refused; allowed: at most 5%"),
+    ],
+)
+def test_pairs_over_the_limit_in_tokens_are_known_before_work_begins(
+    num_long: int, limit: int, rows: str, said: str | None
+) -> None:
+    _long_pairs(num_long)
+    changes = {
+        "preferences": {"sources": ["pairs.jsonl"], "categories": [], "max_tokens": limit}
+        | {"on_bad_rows": rows},
+        "sft": {"model": {"base": "model"}},
+    }
+    found = check(apply_changes(recipe_named(RECIPE), changes))
+    lines = {"note": found.notes, "mistake": found.mistakes}
+    about = [(kind, each) for kind, own in lines.items() for each in own if "max_tokens" in each]
+    assert len(about) == (said is not None)
+    for kind, line in about:
+        assert said is not None and said in line
+        assert "raise preferences.max_tokens, and sft.model.max_length (256)" in line
+        assert kind == ("mistake" if "allowed" in said else "note")
 
 
 def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
