@@ -18,6 +18,8 @@ from trimtab.models import counts
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import CrossFittedConfig, EmbeddingModelConfig
 from trimtab.models.data import Look
+from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.words import UNSPACED
 from trimtab.models.estimates.amounts import amounts_of_preferences
 from trimtab.models.estimates.machine import OPERATIONS_A_SECOND
 from trimtab.models.estimates.shapes import KNOWN_SHAPES
@@ -30,10 +32,11 @@ SHAPE = KNOWN_SHAPES[LANGUAGE_MODEL]
 STATES = EmbeddingModelConfig(encoder=LANGUAGE_MODEL, with_style=True, fold_by="pair")
 MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
 # From runs on two cores, rounded up: seconds of an audit however small, and of the other voters for
-# each answer; of a linear voter for each pair that it learns from, its self-test included; of a
-# reward model however small.
-SECONDS_OF_AN_AUDIT, SECONDS_AN_ANSWER, SECONDS_A_PAIR = 30.0, 0.012, 0.01
+# each token of an answer (3,889 answers of 180,585 tokens in 47 s); of a linear voter for each pair
+# that it learns from, its self-test included; of a reward model however small.
+SECONDS_OF_AN_AUDIT, SECONDS_A_TOKEN, SECONDS_A_PAIR = 30.0, 0.00027, 0.01
 SECONDS_OF_A_MEMBER = 20.0
+# Of a script whose words have no blanks between them a character is a token.
 CHARACTERS_A_TOKEN = 4
 # Of which OPERATIONS_A_SECOND is; and what a GPU counts as: a guess, far below what it does.
 CORES, A_GPU_IN_CORES = 2, 100
@@ -42,11 +45,11 @@ _BUDGET = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,4})m)?")
 
 @dataclass(frozen=True)
 class Amount:
-    """What is to be voted on: pairs, different answers, tokens of different prompts and of the
-    different answers to them, tokens of all pairs."""
+    """What is to be voted on: pairs, tokens of different answers, tokens of different prompts and
+    of the different answers to them, tokens of all pairs."""
 
     pairs: int
-    answers: int
+    answer_tokens: int
     tokens: int
     pair_tokens: int
 
@@ -75,7 +78,7 @@ def voters_for(
     amount = amount_of(config, look)
     cores = len(settings.gpus) * A_GPU_IN_CORES or settings.max_parallel
     passes = 1 if config.ensemble.self_test_share == 0 else 2
-    whole = SECONDS_OF_AN_AUDIT + SECONDS_AN_ANSWER * amount.answers * CORES / cores
+    whole = SECONDS_OF_AN_AUDIT + SECONDS_A_TOKEN * amount.answer_tokens * CORES / cores
     names = [STRENGTH_NAMES[each.name] for each in config.embedding_models]
     ensemble = config.ensemble
     yours = [last_part(each) for each in (*ensemble.scores, *ensemble.reward_models)]
@@ -111,20 +114,29 @@ def amount_of(config: RunConfig, look: Look) -> Amount:
     given = config.preferences
     total = len(look.pairs) if look.is_whole else amounts_of_preferences(given, 0).pairs
     total = counts.num_taken(total, given.max_pairs)
-    asked = {
-        (pair.prompt, answer) for pair in look.pairs for answer in (pair.chosen, pair.rejected)
-    }
+    asked = {(pair.prompt, answer) for pair in look.pairs for answer in _answers(pair)}
     texts = [*{prompt for prompt, _ in asked}, *(answer for _, answer in asked)]
-    whole = sum(len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in look.pairs)
-    answers = len({answer for _, answer in asked})
+    size = {text: _tokens(text) for text in texts}
+    whole = sum(size[text] for pair in look.pairs for text in (pair.prompt, *_answers(pair)))
+    answers = {answer for _, answer in asked}
     share = total / len(look.pairs)
     more = max(share, 1.0)  # of fewer pairs than were looked at the texts may still be all
     return Amount(
         total,
-        min(round(answers * more), 2 * total),
-        round(sum(map(len, texts)) * more / CHARACTERS_A_TOKEN),
-        round(whole * share / CHARACTERS_A_TOKEN),
+        round(sum(size[each] for each in answers) * min(more, 2 * total / len(answers))),
+        round(sum(size[text] for text in texts) * more),
+        round(whole * share),
     )
+
+
+def _answers(pair: PreferencePair) -> tuple[str, str]:
+    return pair.chosen, pair.rejected
+
+
+def _tokens(text: str) -> float:
+    """About how many tokens a text has."""
+    unspaced = 0 if text.isascii() else len(UNSPACED.findall(text))
+    return unspaced + (len(text) - unspaced) / CHARACTERS_A_TOKEN
 
 
 def seconds_of_states(amount: Amount, cores: int) -> float:

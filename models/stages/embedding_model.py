@@ -15,6 +15,7 @@ Turns of one dialogue are one prompt, as where preferences are split.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,12 @@ from trimtab.models import counts
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
+from trimtab.models.data.words import (
+    OTHER_STOPS,
+    UNKNOWN_TOKENS,
+    num_sentences,
+    words_of,
+)
 from trimtab.models.functional.strength import calibrated_strength
 from trimtab.models.stages.reward_model import folds_of
 from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
@@ -48,9 +55,9 @@ ROWS_AT_ONCE = 1024
 MAX_STEPS = 2000
 # Below it two fits together tell nothing of the labels.
 NO_WEIGHT = 1e-6
-SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
 LONG_WORD = 8
+SENTENCE_CLOSING = frozenset('.!?")\u300d\u300f\uff09' + OTHER_STOPS)
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,21 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     }
     write_json(
         workdir / "output" / "summary.json",
-        {"num_trained_pairs": num_trained, **accuracy, **summary},
+        {
+            "num_trained_pairs": num_trained,
+            **accuracy,
+            **summary,
+            **_unknown_tokens(config, inputs["embeddings"] / "summary.json"),
+        },
     )
+
+
+def _unknown_tokens(config: EmbeddingModelConfig, path: Path) -> dict[str, float]:
+    """How much of the answers the encoder did not know, where a model reads its vectors."""
+    if config.kind not in ("linear", "nearest") or not path.is_file():
+        return {}
+    found = json.loads(path.read_text("utf-8"))
+    return {UNKNOWN_TOKENS: found[UNKNOWN_TOKENS]} if UNKNOWN_TOKENS in found else {}
 
 
 def preference_scores(
@@ -376,16 +396,16 @@ def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
 
 def length_of(text: str) -> list[float]:
     """The logarithm of a text's length in words, and one."""
-    return [float(np.log1p(len(text.split())))]
+    return [float(np.log1p(len(words_of(text))))]
 
 
 def style_of(text: str) -> list[float]:
     """How a text is written: its length in words, characters and sentences (logarithms), and per
     word or character: words a sentence, different words, letters a word, long words, capitals,
     digits, marks; line breaks and list marks; whether it ends with a sentence."""
-    words = text.split()
+    words = words_of(text)
     count, size = max(len(words), 1), max(len(text), 1)
-    sentences = len(SENTENCE_END.findall(text))
+    sentences = num_sentences(text)
     return [
         *length_of(text),
         float(np.log1p(len(text))),
@@ -399,7 +419,7 @@ def style_of(text: str) -> list[float]:
         sum(not each.isalnum() and not each.isspace() for each in text) / size,
         float(np.log1p(text.count("\n"))),
         float(np.log1p(len(LINE_MARK.findall(text)))),
-        float(text.rstrip()[-1:] in (".", "!", "?", '"', ")")) if text.strip() else 0.0,
+        float(text.rstrip()[-1:] in SENTENCE_CLOSING) if text.strip() else 0.0,
     ]
 
 

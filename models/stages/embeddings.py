@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.data.messages import Message, chat_renderer, dialogue_of
+from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.loading import (
@@ -61,17 +62,22 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
 
 def sentence_embeddings(
     config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
-) -> tuple[dict[str, Tensor], dict[str, int]]:
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Vectors (N, 2, D) by split; each different answer is encoded once."""
     rows = {split: read_rows(inputs["preferences"] / f"{split}.jsonl") for split in SPLITS}
     texts = [
         row[answer] for own in rows.values() for row in own for answer in ("chosen", "rejected")
     ]
-    found = torch.from_numpy(embed(texts, config.encoder, Progress(workdir), np.float16))
+    embedded = embed(texts, config.encoder, Progress(workdir), np.float16)
+    found = torch.from_numpy(embedded.vectors)
     parts = found.view(-1, 2, found.shape[-1]).split([len(own) for own in rows.values()])
     return (
         {split: part.contiguous() for split, part in zip(rows, parts, strict=True)},
-        {"num_texts": len(set(texts))},
+        {
+            "num_texts": embedded.num_texts,
+            "share_in_windows": embedded.share_in_windows,
+            UNKNOWN_TOKENS: embedded.share_unknown,
+        },
     )
 
 

@@ -50,7 +50,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
     scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
     scores = score_texts(scorer, tokenizer, rows, responses)
     distributed.leave()
-    clusters = cluster_of(embed(prompts, config.encoder), config)
+    clusters = cluster_of(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)
     kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
     write_rows(

@@ -83,7 +83,7 @@ def _vectors(pairs: Sequence[PreferencePair], kept: Path) -> dict[str, Array]:
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.chosen, pair.rejected)))
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        np.save(kept, embed(texts, ENCODER).astype(np.float16))
+        np.save(kept, embed(texts, ENCODER).vectors.astype(np.float16))
     return dict(zip(texts, np.load(kept).astype(np.float32), strict=True))
 
 

@@ -68,7 +68,7 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     responses, sampled = _timed(lambda: respond(policy, tokenizer, prompts, sampling, generator))
     asked = [{"prompt": prompt} for prompt in prompts]
     scores, scored = _timed(lambda: score_texts(scorer, tokenizer, asked, responses))
-    embeddings, embedded = _timed(lambda: embed(prompts, config.encoder))
+    embeddings, embedded = _timed(lambda: embed(prompts, config.encoder).vectors)
     clusters, clustered = _timed(lambda: cluster_of(embeddings, config))
     _, kept = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))
     parts = [sampled, scored, embedded, clustered, kept]

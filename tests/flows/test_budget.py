@@ -71,15 +71,38 @@ def test_what_is_counted_are_different_texts(
     look = first_pairs(config)
     assert look is not None
     # Four prompts, each with a better answer of its own and ten worse ones: 4 * 40 + 14 * 80.
-    assert amount_of(config, look) == Amount(10, 12, (4 * 40 + 14 * 80) // 4, 10 * 200 // 4)
+    assert amount_of(config, look) == Amount(10, 12 * 20, (4 * 40 + 14 * 80) // 4, 10 * 200 // 4)
     # Of more rows than are looked at, as many times as much.
     monkeypatch.setattr("trimtab.flows.checks.MAX_ROWS", 10)
     config = _config(tmp_path, 40)
     look = first_pairs(config)
     assert look is not None and not look.is_whole
-    assert amount_of(config, look) == Amount(40, 48, (4 * 40 + 14 * 80), 40 * 200 // 4)
+    assert amount_of(config, look) == Amount(40, 48 * 20, (4 * 40 + 14 * 80), 40 * 200 // 4)
     few = _config(tmp_path, 40, max_pairs=20)
-    assert amount_of(few, look) == Amount(20, 24, (4 * 40 + 14 * 80) // 2, 20 * 200 // 4)
+    assert amount_of(few, look) == Amount(20, 24 * 20, (4 * 40 + 14 * 80) // 2, 20 * 200 // 4)
+
+
+def test_long_answers_and_scripts_without_blanks_take_longer(tmp_path: Path) -> None:
+    """400 answers of 40 characters: 10 tokens each; ten times as long, and of 40 Chinese letters,
+    40 each."""
+
+    def told(answer: str) -> int:
+        rows = [
+            {"prompt": f"{n}", "chosen": f"{n:03}{answer}", "rejected": f"{n + 500:03}{answer}"}
+            for n in range(200)
+        ]
+        path = tmp_path / "pairs.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        changes = {"preferences": {"sources": [str(path)]}}
+        config = apply_changes(recipe_named("audit"), changes)
+        look = first_pairs(config)
+        assert look is not None
+        amount = amount_of(config, look)
+        return amount.answer_tokens
+
+    assert told("a" * 37) == 400 * 10
+    assert told("a" * 397) == 400 * 100
+    assert told("\u732b" * 40) == round(400 * 40.75)
 
 
 def test_time_grows_with_tokens_and_shrinks_with_cores() -> None:

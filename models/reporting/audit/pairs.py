@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import (
     SPLITS,
     Artifacts,
@@ -82,7 +83,7 @@ class AuditedPair:
     @property
     def is_explained_by_length(self) -> bool:
         """Whether it looks wrong to who prefers the longer answer, too, by words."""
-        is_longer = len(self.rejected.split()) > len(self.chosen.split())
+        is_longer = len(words_of(self.rejected)) > len(words_of(self.chosen))
         return self.looks_wrong and is_longer
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab.models.data.words import words_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.kit.artifacts import Row
@@ -135,7 +136,7 @@ def _grouped(voted: Sequence[Voted], names: Sequence[str]) -> list[Recall]:
 
 def _words_more(pair: AuditedPair) -> int:
     """How many words longer the answer is that came as the better one."""
-    return len(pair.chosen.split()) - len(pair.rejected.split())
+    return len(words_of(pair.chosen)) - len(words_of(pair.rejected))
 
 
 def _by_label(voted: Sequence[Voted]) -> list[Recall]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.labels import NUM_GROUPS, equal_groups, strengths
 from trimtab.models.statistics.calibration import spearman_ceiling
@@ -121,7 +122,7 @@ def vote_agreement(rows: Sequence[Row], seed: int, *, is_unseen: bool) -> VoteAg
         [
             [row["strength_mean"] for row in rows],
             [_margin(row["votes"]) for row in rows],
-            [len(row["chosen"].split()) - len(row["rejected"].split()) for row in rows],
+            [len(words_of(row["chosen"])) - len(words_of(row["rejected"])) for row in rows],
         ],
         dtype=torch.float64,
     )

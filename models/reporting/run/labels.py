@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.statistics.estimates import (
@@ -91,7 +92,7 @@ def strengths(artifacts: Artifacts, role: str) -> list[Row]:
     `length` is the difference in words."""
     if role == BY_LENGTH:
         differences = [
-            (split, row, len(row["chosen"].split()) - len(row["rejected"].split()))
+            (split, row, len(words_of(row["chosen"])) - len(words_of(row["rejected"])))
             for split in SPLITS
             for row in artifacts.pairs(split)
         ]

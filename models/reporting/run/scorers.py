@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.statistics.calibration import (
@@ -248,5 +249,5 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
 
 def _longer(first: str, second: str) -> float:
     """1 where the first text has more words, 0.5 where they are level, 0 else."""
-    one, two = len(first.split()), len(second.split())
+    one, two = len(words_of(first)), len(words_of(second))
     return 0.5 if one == two else float(one > two)
