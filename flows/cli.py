@@ -12,6 +12,7 @@ import sys
 import warnings
 import webbrowser
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version as installed_version
 from itertools import groupby, takewhile
@@ -284,6 +285,14 @@ Judges = Annotated[
 JudgePairs = Annotated[
     int | None, Option(min=1, metavar="N", help="Let judges compare only N of the pairs.")
 ]
+Encoder = Annotated[
+    str | None,
+    Option(
+        metavar="MODEL",
+        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+        "multilingual one; by default MiniLM, which reads English.",
+    ),
+]
 Budget = Annotated[
     str | None,
     Option(
@@ -298,8 +307,18 @@ FailOver = Annotated[
         min=0,
         max=1,
         metavar="SHARE",
-        help="Exit with status 3 if more than this share of the labels looks wrong (with "
-        "--baseline: of those that are not in it), or nothing can be told.",
+        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+    ),
+]
+MaxRefused = Annotated[
+    float | None,
+    Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+        "with --fail-over, else any share passes.",
     ),
 ]
 Seeds = partial(Option, metavar="N")
@@ -379,6 +398,7 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
     reward_model: RewardModels = None,
     judge: Judges = None,
     judge_pairs: JudgePairs = None,
+    encoder: Encoder = None,
     budget: Budget = None,
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
@@ -392,6 +412,7 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
         ),
     ] = None,
     fail_over: FailOver = None,
+    max_refused: MaxRefused = None,
     baseline: Annotated[
         Path | None,
         Option(
@@ -405,6 +426,7 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
 ) -> int:
     """Find the labels that look wrong in files of preference pairs; no model has to be named."""
     from trimtab.flows import commands
+    from trimtab.flows.audit_gate import gate_of_audit
     from trimtab.flows.judges import judges_of
 
     settings = _start()
@@ -419,11 +441,16 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
         judges=judges_of(judge or (), judge_pairs),
     )
     changes = commands.with_budget(changes, budget, settings)
+    changes = commands.with_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
     found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
+    gate = gate_of_audit(found, fail_over, max_refused)
     if is_json:
-        print(json.dumps(found, indent=1))
-    return commands.status_of_audit(found, fail_over)
+        asked = (fail_over, max_refused) != (None, None)
+        print(json.dumps(found | ({"gate": asdict(gate)} if asked else {}), indent=1))
+    for why in gate.reasons:
+        print(f"trimtab: {why}", file=sys.stderr)
+    return gate.status
 
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)

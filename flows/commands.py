@@ -53,10 +53,11 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
-from trimtab.models.data.baseline import BaselineError, compare, read_baseline
+from trimtab.models.data.baseline import BaselineError, compare, read_baseline, votes_beside
+from trimtab.models.data.row_account import RowAccount
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.reporting.kit.audit_words import changes_made
+from trimtab.models.reporting.kit.audit_words import changes_made, really_wrong
 from trimtab.tasks.board import board
 
 # A setting to change: sections and a field, e.g. relabel.flip_below=0.
@@ -235,14 +236,29 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
     return merged_changes(changes, added)
 
 
+def with_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
+    """The changes of an audit whose voters on sentence embeddings have another encoder."""
+    if encoder is None:
+        return changes
+    models = apply_changes(recipe_named("audit"), changes).embedding_models
+    named = [
+        each if each.is_language_model else each.model_copy(update={"encoder": encoder})
+        for each in models
+    ]
+    return changes | {
+        "embedding_models": [each.model_dump(mode="json", exclude_defaults=True) for each in named]
+    }
+
+
 def run_audit(
     request: RunRequest, settings: Settings, baseline: Path | None = None, *, is_quiet: bool
 ) -> dict[str, Any]:
-    """Run a label audit; the numbers of its page, and where its files lie.
+    """Run a label audit; the numbers of its page, where its rows went, and where its files lie.
 
     baseline: what an earlier audit wrote, to compare with: under `baseline` are the numbers of
-    `Difference`. is_quiet: nothing but the log is printed. ConfigError for a baseline that is none,
-    CommandError for one without a pair of these.
+    `Difference`, and how many of the labels that it does not have are wrong. is_quiet: nothing but
+    the log is printed. ConfigError for a baseline that is none, CommandError for one without a pair
+    of these.
     """
     try:  # before the run, which may write to that very file
         earlier = None if baseline is None else read_baseline(baseline)
@@ -257,14 +273,13 @@ def run_audit(
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
     found = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    if card["data"]["rows"] is not None:
+        found["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
     lines = [f"annotated pairs: {found['pairs']}"]
     if earlier is not None:
-        try:
-            difference = compare(earlier, Path(found["pairs"]))
-        except BaselineError as error:
-            raise CommandError(f"--baseline: {error}") from error
-        lines += difference.lines()
-        found["baseline"] = difference.numbers()
+        numbers, said = _beside_baseline(earlier, found)
+        lines += said
+        found["baseline"] = numbers
     if changed := list(changes_made(found)):
         command = f"trimtab export {request.name} pairs --to DIR"
         lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
@@ -274,26 +289,24 @@ def run_audit(
     return found
 
 
-def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
-    """The exit status of an audit, with a line on stderr where it is not 0.
+def _beside_baseline(
+    earlier: dict[bytes, bool], found: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """How an audit differs from an earlier one, as numbers and in words."""
+    try:
+        difference = compare(earlier, Path(found["pairs"]))
+    except BaselineError as error:
+        raise CommandError(f"--baseline: {error}") from error
+    numbers: dict[str, Any] = difference.numbers()
+    lines = difference.lines()
+    if found.get("can_be_believed") and difference.num_changed:
+        from trimtab.models.statistics.wrong_labels import wrong_among
 
-    fail_over: the largest share of labels that may look wrong; where the audit was compared with an
-    earlier one, of the labels that were not in it.
-    """
-    if fail_over is None:
-        return 0
-    which, count, wrong = "the labels", found["num_pairs"], found["num_looks_wrong"]
-    if "baseline" in found:
-        which = "the labels that are not in the baseline"
-        count, wrong = (found["baseline"][f"num_changed{end}"] for end in ("", "_wrong"))
-    if found["is_uninformative"]:
-        why = "which labels are wrong cannot be told: no model that votes is better than chance"
-    elif count and wrong / count > fail_over:
-        why = f"{wrong / count:.1%} of {which} look wrong, more than --fail-over {fail_over:g}"
-    else:
-        return 0
-    print(f"trimtab: {why}", file=sys.stderr)
-    return 3
+        votes = votes_beside(earlier, Path(found["pairs"]))
+        wrong = wrong_among(votes.strengths, votes.prompts, votes.is_changed)
+        numbers |= wrong.numbers() if wrong else {}
+        lines += filter(None, [really_wrong(numbers, difference.num_changed_wrong)])
+    return numbers, lines
 
 
 def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = False) -> None:

@@ -86,6 +86,21 @@ class RowAccount:
         """Lines of the quarantine's file: rows, and demonstrations."""
         return self.rows.quarantined + self.demonstrations.get("quarantined", 0)
 
+    def numbers(self) -> dict[str, Any]:
+        """For scripts: rows that were read, used and not used, and why."""
+        rows = self.rows
+        return {
+            "read": rows.read,
+            "used": rows.used,
+            "refused": rows.quarantined,
+            "refused_by_reason": self.quarantined_by_reason,
+            "tied": rows.ties_dropped,
+            "over_limit": rows.over_limit,
+            "unpaired": rows.unpaired,
+            "duplicates": self.repeated,
+            "contradicting": self.contradicting,
+        }
+
     def sentence(self) -> str:
         """All rows in one line, as a sum."""
         rows = self.rows

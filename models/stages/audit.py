@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
@@ -29,7 +30,17 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     judges = artifacts.members[-len(config.judges) :] if config.judges else []
     judged = [artifacts.rows(role, "judgements.jsonl") for role in judges]
     panel = panel_of(pairs, config.judges, judged)
-    summary = summarise(pairs, config.voters, tested, panel)
+    summary = summarise(
+        pairs,
+        config.voters,
+        tested,
+        panel,
+        num_external=config.num_external,
+        unknown_tokens=max(
+            artifacts.document(role, "summary.json").get(UNKNOWN_TOKENS, 0.0)
+            for role in artifacts.members
+        ),
+    )
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     export(pairs, output, FurtherFields(inputs["preferences"] / "fields"))

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,12 +16,9 @@ import pytest
 from tests.flows.command import start, trimtab
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
+from trimtab.flows.audit_gate import gate_of_audit
 from trimtab.flows.cli import main
-from trimtab.flows.commands import (
-    changes_of_audit,
-    files_and_overrides,
-    status_of_audit,
-)
+from trimtab.flows.commands import changes_of_audit, files_and_overrides
 from trimtab.flows.config import load_config, require_flow
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.recipes import recipe_named
@@ -58,6 +56,7 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     file, home = _file(tmp_path), tmp_path / "home"
     output = trimtab(home, "audit", str(file))
     assert "3 of 120 labels look wrong (2.5 %)" in output
+    assert "About 3 of these 3 are really wrong (95 % interval " in output
     assert "Self-test: of " in output
     assert "121 rows read = 120 used + 1 quarantined" in output
     (folder,) = (home / "reports").glob("audit-*")
@@ -74,9 +73,14 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     process = start(home, "audit", str(file), "--json", "--fail-over", "0.02")
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 3, said
-    assert "2.5% of the labels look wrong, more than --fail-over 0.02" in said
+    assert "of the labels are wrong [" in said and "more than --fail-over 0.02" in said
     numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert (numbers["num_pairs"], numbers["num_looks_wrong"]) == (120, 3)
+    assert numbers["num_really_wrong"] == pytest.approx(3, abs=0.5)
+    rows = numbers["rows"]
+    assert (rows["read"], rows["used"], rows["refused"], rows["tied"]) == (121, 120, 1, 0)
+    assert sum(rows["refused_by_reason"].values()) == 1
+    assert numbers["gate"]["status"] == 3 and numbers["can_be_believed"]
     assert numbers["self_test_recall"] > 0.7
     assert numbers["pairs"] == str(folder / "audited.parquet")
 
@@ -325,22 +329,49 @@ def test_a_mistake_is_a_line(
     assert said in capsys.readouterr().err
 
 
+ROWS = {"read": 221, "used": 41, "refused": 180, "refused_by_reason": {"missing_field": 180}}
+TOLD = {"num_pairs": 100, "num_looks_wrong": 25, "can_be_believed": True} | {
+    "num_really_wrong": 8.0, "num_really_wrong_low": 4.0, "num_really_wrong_high": 12.0,
+}  # fmt: skip
+NEW = {name: value for name, value in TOLD.items() if name.startswith("num_really")}
+
+
+@pytest.mark.parametrize(
+    ("found", "given", "status", "said"),
+    [
+        (TOLD, (None, None), 0, []),
+        (TOLD, (0.1, None), 0, []),  # 25 of 100 look wrong, 8 are
+        (TOLD, (0.05, None), 3, ["8.0% of the labels are wrong [4.0%, 12.0%], more than --fail"]),
+        # What cannot be told is no pass, however few look wrong.
+        ({**TOLD, "can_be_believed": False}, (1.0, None), 4, ["cannot be told"]),
+        ({"num_pairs": 9, "is_uninformative": True}, (0.5, None), 4, ["cannot be told"]),
+        ({**TOLD, "can_be_believed": False}, (None, None), 0, []),
+        # Rows that were refused: a twentieth by default, where there is a gate at all.
+        ({**TOLD, "rows": ROWS}, (None, None), 0, []),
+        ({**TOLD, "rows": ROWS}, (0.5, None), 3, ["180 of 221 rows were refused", "missing_field"]),
+        ({**TOLD, "rows": ROWS}, (0.5, 0.9), 0, []),
+        ({**TOLD, "rows": ROWS}, (None, 0.5), 3, ["81.4%, more than --max-refused 0.5"]),
+        ({**TOLD, "rows": ROWS, "can_be_believed": False}, (0.5, None), 3,
+         ["rows were refused", "cannot be told"]),
+        ({**TOLD, "rows": {**ROWS, "refused": 11}}, (0.5, None), 0, []),
+        # Compared with a baseline only labels that it does not have count, if there are any.
+        ({**TOLD, "baseline": {"num_changed": 0}}, (0.0, None), 0, []),
+        ({**TOLD, "baseline": {"num_changed": 40, **NEW}}, (0.2, None), 0, []),
+        ({**TOLD, "baseline": {"num_changed": 20, **NEW}}, (0.2, None), 3,
+         ["40.0% of the labels that are not in the baseline are wrong"]),
+        ({**TOLD, "baseline": {"num_changed": 20}}, (0.2, None), 4, ["cannot be told"]),
+    ],
+)  # fmt: skip
 def test_a_script_is_stopped_by_too_many_and_where_nothing_can_be_told(
-    capsys: pytest.CaptureFixture[str],
+    found: dict[str, Any],
+    given: tuple[float | None, float | None],
+    status: int,
+    said: list[str],
 ) -> None:
-    found = {"num_pairs": 100, "num_looks_wrong": 10, "is_uninformative": False}
-    assert status_of_audit(found, None) == 0
-    assert status_of_audit(found, 0.1) == 0
-    assert capsys.readouterr().err == ""
-    assert status_of_audit(found, 0.05) == 3
-    assert "10.0% of the labels look wrong" in capsys.readouterr().err
-    assert status_of_audit({**found, "num_looks_wrong": 0, "is_uninformative": True}, 0.5) == 3
-    assert "cannot be told" in capsys.readouterr().err
-    # Compared with a baseline only labels that it does not have count, if there are any.
-    for count, wrong, status in ((0, 0, 0), (10, 2, 0), (10, 3, 3)):
-        numbers = {"num_changed": count, "num_changed_wrong": wrong}
-        assert status_of_audit({**found, "baseline": numbers}, 0.2) == status
-    assert "30.0% of the labels that are not in the baseline look wrong" in capsys.readouterr().err
+    gate = gate_of_audit(found, *given)
+    assert gate.status == status
+    assert all(any(part in why for why in gate.reasons) for part in said)
+    assert bool(gate.reasons) == bool(status)
 
 
 def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:

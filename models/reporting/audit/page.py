@@ -20,7 +20,7 @@ from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import packed_blocks, packed_index
 from trimtab.models.reporting.audit.summary import Summary
-from trimtab.models.reporting.kit.audit_words import changes_made
+from trimtab.models.reporting.kit.audit_words import changes_made, really_wrong, voters_warnings
 from trimtab.models.reporting.kit.html import new_environment, read_text, stylesheet
 from trimtab.models.reporting.static import audit as scripts
 
@@ -53,8 +53,10 @@ def write_page(
             recipe=config.recipe,
             summary=summary,
             whole=summary.whole,
+            really_wrong=really_wrong(summary.numbers(), summary.whole.num_wrong),
             account=account,
             num_external=config.num_external,
+            warnings=voters_warnings(summary.numbers()),
             changes=list(changes_made(summary.numbers())),
             stylesheet=style,
             style_hash=_hash(style),

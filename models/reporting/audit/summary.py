@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.models.data.review import VERDICTS
+from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.panel import Panel
@@ -14,8 +15,12 @@ from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, sha
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_among
 
 STYLE = STRENGTH_NAMES["style"]
+# A voter that prefers the answer labelled worse on so large a share of the pairs may have its signs
+# reversed.
+CHANCE, FROM_REVERSED = 0.5, 0.6
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,13 @@ class Summary:
     on pairs they were trained on. voters: what the members are; none: reward models. num_by_style:
     pairs that look wrong though they do so only to the member that sees nothing but how an answer
     is written. self_test: None where there was none, or too few pairs for one. is_uninformative:
-    whether no member is better than chance, so that every strength is 0. verdicts: of a person, how
+    whether no member is better than chance, so that every strength is 0. wrong: how many of the
+    labels that look wrong are; None where the self-test cannot tell wrong labels from right, or
+    there was none. verdicts: of a person, how
     many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
     num_smoothed: with a label softer than it came.
+    reversed: of the user's own voters those that prefer the answer labelled worse on most pairs, in
+    words. unknown_tokens: share of the answers' tokens that the sentence encoder does not know.
     annotators: None where nobody knows who labelled which pair. panel: None where no judge votes.
     """
 
@@ -64,16 +73,19 @@ class Summary:
     num_by_style: int = 0
     self_test: SelfTest | None = None
     is_uninformative: bool = False
+    wrong: WrongLabels | None = None
     verdicts: Mapping[str, int] = field(default_factory=dict)
     num_dropped: int = 0
     num_weighted: int = 0
     num_smoothed: int = 0
+    reversed: tuple[str, ...] = ()
+    unknown_tokens: float = 0.0
     annotators: Annotators | None = None
     panel: Panel | None = None
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
-        found: dict[str, float] = {
+        found: dict[str, float | str] = {
             "num_pairs": self.whole.num_pairs,
             "num_looks_wrong": self.whole.num_wrong,
             "num_disputed": self.whole.num_disputed,
@@ -91,9 +103,13 @@ class Summary:
                 found[name] = estimate.value
         if self.voters:
             found["is_uninformative"] = self.is_uninformative
+            found["can_be_believed"] = self.wrong is not None
+            found[UNKNOWN_TOKENS] = self.unknown_tokens
+        if self.reversed:
+            found["reversed_voters"] = "; ".join(self.reversed)
         if STYLE in self.voters:
             found["num_by_style"] = self.num_by_style
-        for those in (self.self_test, self.annotators, self.panel):
+        for those in (self.wrong, self.self_test, self.annotators, self.panel):
             found |= those.numbers() if those else {}
         return found
 
@@ -103,14 +119,17 @@ def summarise(
     voters: Sequence[str] = (),
     self_test: Sequence[Row] = (),
     panel: Panel | None = None,
+    num_external: int = 0,
+    unknown_tokens: float = 0.0,
 ) -> Summary:
     """Count `pairs`. self_test: strength.jsonl of the vote on a copy with planted flips. panel: the
-    judges among the voters."""
+    judges among the voters. num_external: how many of these, the last ones, are the user's own."""
     by_category: dict[str, list[AuditedPair]] = {}
     for pair in pairs:
         by_category.setdefault(category_of(pair), []).append(pair)
     categories = [_group(name, part) for name, part in by_category.items()]
     splits = [[pair for pair in pairs if pair.split == split] for split in SPLITS]
+    test = self_test_of(pairs, self_test)
     return Summary(
         whole=_group("all pairs", pairs),
         by_split=[_group(s, part) for s, part in zip(SPLITS, splits, strict=True) if part],
@@ -120,15 +139,32 @@ def summarise(
         is_in_sample=not voters and all(None not in pair.differences for pair in pairs),
         voters=tuple(STRENGTH_NAMES.get(each, each) for each in voters),
         num_by_style=_num_by_style(pairs, voters),
-        self_test=self_test_of(pairs, self_test),
+        self_test=test,
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
+        wrong=wrong_among([pair.strength_mean for pair in pairs], [pair.prompt for pair in pairs])
+        if test is not None and test.max_share_wrong is not None
+        else None,
         verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
         num_dropped=sum(pair.weight == 0 for pair in pairs),
         num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
         num_smoothed=sum(pair.is_smoothed for pair in pairs),
+        reversed=tuple(_reversed(pairs, voters, num_external)),
+        unknown_tokens=unknown_tokens,
         annotators=annotators_of(pairs),
         panel=panel,
     )
+
+
+def _reversed(
+    pairs: Sequence[AuditedPair], voters: Sequence[str], num_external: int
+) -> Iterator[str]:
+    """The last voters that contradict surely more than half of the labels, and by far."""
+    for place in range(len(voters) - num_external, len(voters)):
+        voted = [pair for pair in pairs if pair.differences[place]]
+        against = [(pair.differences[place] or 0.0) < 0 for pair in voted]
+        share = share_of_pairs(against, voted)
+        if share is not None and share.low > CHANCE and share.value >= FROM_REVERSED:
+            yield f"{voters[place]}: on {100 * share.value:.0f} % of {share.count:,} pairs"
 
 
 def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:

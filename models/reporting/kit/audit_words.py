@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trimtab.models.data.words import UNKNOWN_TOKENS
 
 OF_A_JUDGE = re.compile(r"judge_(.+)_num_judged")
+# Share of unknown tokens from which a sentence encoder is said not to read a text.
+MOST_UNKNOWN = 0.05
+MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 # A person's verdicts, each with what became of the label.
 VERDICT_WORDS = {"keep": "kept", "flip": "flipped", "drop": "dropped", "unsure": "unsure"}
 
 
-def finding(audit: Mapping[str, float]) -> str:
+def finding(audit: Mapping[str, Any]) -> str:
     """How many labels look wrong."""
     wrong, count = int(audit["num_looks_wrong"]), int(audit["num_pairs"])
     if audit.get("is_uninformative"):
@@ -21,9 +28,42 @@ def finding(audit: Mapping[str, float]) -> str:
     return f"{wrong:,} of {count:,} labels look wrong ({100 * wrong / count:.1f} %)."
 
 
-def reliability(audit: Mapping[str, float]) -> list[str]:
+def really_wrong(audit: Mapping[str, Any], count: float) -> str:
+    """How many of `count` labels that look wrong are, and which to look at first; empty where
+    nothing looks wrong, or the audit cannot tell."""
+    if not count or "num_really_wrong" not in audit:
+        return ""
+    value = round(audit["num_really_wrong"])
+    low, high = math.floor(audit["num_really_wrong_low"]), math.ceil(audit["num_really_wrong_high"])
+    about = f"About {value:,}" if value else "Perhaps none"
+    first = int(audit["num_to_look_at_first"])
+    look = f"; look at the first {first:,}" if first < count else ""
+    return (
+        f"{about} of these {int(count):,} {'is' if value < 2 else 'are'} really wrong "
+        f"(95 % interval {low:,} to {high:,}){look}."
+    )
+
+
+def voters_warnings(audit: Mapping[str, Any]) -> list[str]:
+    """Voters that do not vote as they should: reversed ones, and an encoder that cannot read."""
+    found = []
+    if reverse := audit.get("reversed_voters"):
+        found.append(
+            f"A voter prefers the answer labelled worse ({reverse}): are its signs reversed? Or "
+            "the labels of the file?"
+        )
+    if (unknown := audit.get(UNKNOWN_TOKENS, 0.0)) >= MOST_UNKNOWN:
+        found.append(
+            f"The sentence encoder does not know {100 * unknown:.0f} % of the answers' tokens: it "
+            f"can hardly read them. Name one of their language, such as --encoder {MULTILINGUAL}."
+        )
+    return found
+
+
+def reliability(audit: Mapping[str, Any]) -> list[str]:
     """How far to believe a vote of embedding models."""
-    details = []
+    details = voters_warnings(audit)
+    details += list(filter(None, [really_wrong(audit, audit["num_looks_wrong"])]))
     if audit.get("num_by_style"):
         details.append(
             f"{int(audit['num_by_style']):,} of these look wrong only to the model that sees "
@@ -56,19 +96,19 @@ def reliability(audit: Mapping[str, float]) -> list[str]:
     return details
 
 
-def _share(audit: Mapping[str, float], group: str) -> str:
+def _share(audit: Mapping[str, Any], group: str) -> str:
     """Of a group of labels turned round those that are contradicted, with the interval."""
     recall, low, high = (100 * audit[f"{group}_recall{end}"] for end in ("", "_low", "_high"))
     return f"{recall:.1f} % [{low:.1f}, {high:.1f}]"
 
 
-def agreement(audit: Mapping[str, float]) -> list[str]:
+def agreement(audit: Mapping[str, Any]) -> list[str]:
     """How far those who say which answer is better agree, people and judges; nothing where there
     are none."""
     return [*_of_people(audit), *_of_judges(audit)]
 
 
-def _of_people(audit: Mapping[str, float]) -> Iterator[str]:
+def _of_people(audit: Mapping[str, Any]) -> Iterator[str]:
     if "num_annotators" not in audit:
         return
     people, several = (
@@ -86,7 +126,7 @@ def _of_people(audit: Mapping[str, float]) -> Iterator[str]:
     )
 
 
-def _of_judges(audit: Mapping[str, float]) -> Iterator[str]:
+def _of_judges(audit: Mapping[str, Any]) -> Iterator[str]:
     names = [found[1] for key in audit if (found := OF_A_JUDGE.fullmatch(key))]
     for name in names:
         votes, asked = (int(audit[f"judge_{name}_num_{what}"]) for what in ("votes", "judged"))
@@ -100,7 +140,7 @@ def _of_judges(audit: Mapping[str, float]) -> Iterator[str]:
         yield f"Krippendorff's alpha of the {len(names)} judges' votes is {alpha:.2f}."
 
 
-def changes_made(audit: Mapping[str, float]) -> Iterator[str]:
+def changes_made(audit: Mapping[str, Any]) -> Iterator[str]:
     """What a person said of the labels, and what was changed; nothing where nothing was."""
     if audit.get("num_reviewed"):
         said = [f"{int(audit[f'num_review_{v}']):,} {words}" for v, words in VERDICT_WORDS.items()]

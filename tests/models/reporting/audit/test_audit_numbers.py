@@ -16,7 +16,11 @@ from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
 from trimtab.models.reporting.audit.summary import Group, summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.kit.audit_words import reliability
+from trimtab.models.reporting.kit.audit_words import (
+    really_wrong,
+    reliability,
+    voters_warnings,
+)
 
 Inputs = dict[str, Path]
 
@@ -182,6 +186,81 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert (
         summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None
     )
+
+
+def test_how_many_are_really_wrong_is_said_where_the_self_test_tells(
+    pairs: list[AuditedPair],
+) -> None:
+    """30 labels of 300 are contradicted by 5, the others are for the label by 5 or, half of them,
+    by 50: the vote does not err, so that 30 are wrong."""
+    strengths = [-5.0] * 15 + [-50.0] * 15 + [5.0] * 135 + [50.0] * 135
+    known = [
+        replace(pairs[2], id=f"{n}", prompt=f"{n}", strength_mean=mean, split="train")
+        for n, mean in enumerate(strengths)
+    ]
+    told = [
+        {"id": pair.id, "is_planted": n % 5 == 0, "strength_mean": -1.0 if n % 5 == 0 else 1.0}
+        for n, pair in enumerate(known)
+    ]
+    summary = summarise(known, ("embedding_linear",), told)
+    numbers = summary.numbers()
+    assert numbers["can_be_believed"] is True
+    assert numbers["num_really_wrong"] == pytest.approx(30, abs=1.5)
+    said = really_wrong(numbers, 30)
+    assert re.fullmatch(
+        r"About (29|30) of these 30 are really wrong \(95 % interval 2\d to 30\); "
+        r"look at the first 24\.", said
+    ), said  # fmt: skip
+    assert reliability(numbers)[0] == said
+    # A self-test that cannot tell the labels turned round from the others.
+    blind = summarise(known, ("embedding_linear",), [{**row, "strength_mean": 1} for row in told])
+    assert blind.numbers()["can_be_believed"] is False
+    assert really_wrong(blind.numbers(), 30) == "" and really_wrong(numbers, 0) == ""
+    none = {
+        **numbers,
+        "num_really_wrong": 0.2,
+        "num_really_wrong_low": 0,
+        "num_to_look_at_first": 9,
+    }
+    assert really_wrong(none, 9).startswith("Perhaps none of these 9 is really wrong")
+
+
+@pytest.mark.parametrize(
+    ("against", "votes", "num_external", "said"),
+    [
+        (89, 100, 1, "mine: on 89 % of 100 pairs"),
+        (100, 100, 1, "mine: on 100 % of 100 pairs"),
+        (55, 100, 1, None),  # not surely below chance
+        (4, 5, 1, None),
+        (11, 100, 1, None),
+        (89, 100, 0, None),  # learned from the labels: no signs of the user's
+    ],
+)
+def test_a_voter_that_contradicts_most_labels_is_said_to_be_reversed(
+    pairs: list[AuditedPair], against: int, votes: int, num_external: int, said: str | None
+) -> None:
+    def voted(number: int) -> tuple[float | None, ...]:
+        own = None if number >= votes else -1.0 if number < against else 2.0
+        return (1.0, own)
+
+    known = [replace(pairs[2], id=f"{n}", prompt=f"{n}", differences=voted(n)) for n in range(120)]
+    summary = summarise(known, ("embedding_linear", "mine"), num_external=num_external)
+    assert summary.reversed == (() if said is None else (said,))
+    warnings = voters_warnings(summary.numbers())
+    assert len(warnings) == (said is not None)
+    assert all("are its signs reversed?" in each for each in warnings)
+
+
+def test_an_encoder_that_cannot_read_the_answers_is_said(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    known = summarise(pairs, ("embedding_linear", "style"), unknown_tokens=0.04)
+    assert voters_warnings(known.numbers()) == []
+    unknown = summarise(pairs, ("embedding_linear", "style"), unknown_tokens=0.61)
+    (said,) = voters_warnings(unknown.numbers())
+    assert "does not know 61 % of the answers' tokens" in said and "--encoder" in said
+    write_page(tmp_path / "audit.html", AuditConfig(voters=("a", "b")), unknown, pairs)
+    assert "does not know 61 %" in (tmp_path / "audit.html").read_text()
 
 
 def _by_length(

@@ -1,0 +1,64 @@
+"""The label audit as a gate: the exit status of `trimtab audit --fail-over --max-refused`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Exit statuses: too much is wrong or refused, and nothing can be told.
+TOO_MUCH, CANNOT_TELL = 3, 4
+MAX_REFUSED = 0.05
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether an audit lets its labels pass: the exit status, and why it is not 0."""
+
+    status: int
+    reasons: list[str]
+
+
+def gate_of_audit(
+    found: Mapping[str, Any], fail_over: float | None, max_refused: float | None = None
+) -> Gate:
+    """Whether the labels of an audit pass.
+
+    fail_over: the largest share of labels that may be wrong, by the audit's estimate, which leaves
+    out its false alarms; where the audit was compared with an earlier one, of the labels that were
+    not in it. None: any. max_refused: the largest share of rows that may be refused; None:
+    MAX_REFUSED with fail_over, else any. A share that is too large is TOO_MUCH; otherwise, an audit
+    whose self-test cannot tell wrong labels from right, or that had none, is CANNOT_TELL.
+    """
+    reasons, rows = [], found.get("rows")
+    if max_refused is None and fail_over is not None:
+        max_refused = MAX_REFUSED
+    if max_refused is not None and rows and rows["refused"] > max_refused * rows["read"]:
+        why = ", ".join(
+            f"{count:,} {reason}" for reason, count in rows["refused_by_reason"].items()
+        )
+        reasons.append(
+            f"{rows['refused']:,} of {rows['read']:,} rows were refused and are not audited "
+            f"({why}): {rows['refused'] / rows['read']:.1%}, more than --max-refused "
+            f"{max_refused:g}"
+        )
+    which, whose, count = "the labels", found, found["num_pairs"]
+    if "baseline" in found:
+        which, whose = "the labels that are not in the baseline", found["baseline"]
+        count = whose["num_changed"]
+    if fail_over is None or not count:
+        return Gate(TOO_MUCH if reasons else 0, reasons)
+    if not (found.get("can_be_believed") and "num_really_wrong" in whose):
+        untold = (
+            "which labels are wrong cannot be told: the self-test does not tell labels turned "
+            "round on purpose from the others, or there was none, so that --fail-over means "
+            "nothing here"
+        )
+        return Gate(TOO_MUCH if reasons else CANNOT_TELL, [*reasons, untold])
+    wrong = [whose[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")]
+    if wrong[0] > fail_over:
+        reasons.append(
+            f"{wrong[0]:.1%} of {which} are wrong [{wrong[1]:.1%}, {wrong[2]:.1%}], more than "
+            f"--fail-over {fail_over:g}"
+        )
+    return Gate(TOO_MUCH if reasons else 0, reasons)

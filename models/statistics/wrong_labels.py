@@ -1,0 +1,177 @@
+"""How many of the labels that a vote contradicts are really wrong, without a right label.
+
+[DS] Dawid and Skene, Maximum Likelihood Estimation of Observer Error-Rates Using the EM Algorithm,
+Applied Statistics 28, 1979: errors of who labels, from agreement alone.
+[ZD] Zou and Donner, Construction of Confidence Limits about Effect Measures: a General Approach,
+Statistics in Medicine 27, 2008: the interval of a sum from those of its parts.
+
+The model. A pair's strength s is the vote's log-odds, up to scale, that its label is as given.
+Whoever votes was not trained on the pair, so that turning its label round turns the sign of s and
+nothing else. Let a share w of the labels be wrong, whatever the pair, and the vote be for the worse
+answer with probability q(u) = sigmoid(-b u), where u = |s|, b >= 0: at u = 0 it is a coin, and the
+surer it is the less often it errs. A label is contradicted (s < 0) where exactly one of the two is
+wrong:
+
+    d(u) = w (1 - q(u)) + (1 - w) q(u) = w + (1 - 2 w) q(u).
+
+So false alarms become rare where the vote is sure, and what is still contradicted there are wrong
+labels: that tells w from b. Both are the likeliest for the signs of all s. The contradicted label
+of strength u is wrong with probability
+
+    p(u) = w (1 - q(u)) / d(u),
+
+and the estimate is the sum of p over the contradicted ones: their number less the expected false
+alarms. It is what `trimtab.models.functional.strength` assumes of labels to weigh the voters.
+
+What cannot be told. Where no strength is large, w = 0 with a poor vote and a large w with a better
+one are nearly as likely: the interval then says so. Labels that are wrong where the vote is unsure
+count as errors of the vote; pairs on which it is surely mistaken count as wrong labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, xlogy
+from torch import Tensor
+
+from trimtab.models.statistics.estimates import Estimate, cluster_ids
+from trimtab.models.statistics.intervals import effective_count
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+# Twice the difference in log-likelihood within a 95 % interval, one degree of freedom; its root is
+# the normal quantile.
+CHI_SQUARE = 3.841
+# Strengths are cut by size into so many groups, each of which stands for its mean.
+GROUPS = 100
+# w in steps that are finer the smaller it is; b in units of 1 / root mean square of s.
+SHARES = 0.5 * (np.arange(201) / 201) ** 2
+SLOPES = np.concatenate([[0.0], np.geomspace(0.02, 50, 80)])
+# Of the labels that are expected to be wrong, the part that the first pairs to look at hold; and
+# how many pairs these are at least.
+PART_OF_FIRST, FEWEST_FIRST = 0.8, 20
+
+
+@dataclass(frozen=True)
+class WrongLabels:
+    """How many labels are wrong.
+
+    contradicted: of the labels that the vote contradicts the number that are wrong, at most its
+    `count`. share: of all labels, in [0, 0.5). num_first: how many of the contradicted ones to look
+    at first, the weakest, which hold PART_OF_FIRST of those expected to be wrong.
+    """
+
+    contradicted: Estimate
+    share: Estimate
+    num_first: int
+
+    def numbers(self) -> dict[str, float]:
+        """Flat, as a summary holds them."""
+        found: dict[str, float] = {"num_to_look_at_first": self.num_first}
+        for name, own in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
+            found |= {name: own.value, f"{name}_low": own.low, f"{name}_high": own.high}
+        return found
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """Pairs by size of their strength, G groups: u (G,), pairs (G,), contradicted ones (G,), both
+    of these divided by how many dependent pairs are worth one."""
+
+    size: Array
+    pairs: Array
+    against: Array
+
+    def log_likelihood(self, slope: float) -> Array:
+        """(W,) under each of SHARES."""
+        error = expit(-slope * self.size)
+        against = SHARES[:, None] + (1 - 2 * SHARES[:, None]) * error
+        found: Array = xlogy(self.against, against).sum(1)
+        return found + xlogy(self.pairs - self.against, 1 - against).sum(1)
+
+
+def wrong_labels(
+    strength: Tensor, clusters: Tensor | None, is_asked: Tensor | None = None
+) -> WrongLabels | None:
+    """How many labels are wrong, with 95 % intervals; None where every strength asked about is 0.
+
+    The interval of w is that of the profile likelihood, b being the likeliest for each w. The
+    number of wrong ones among those contradicted varies about its expectation besides, by the sum
+    of p (1 - p): both are put together as by [ZD].
+
+    strength: (N,), of labels as given, logits up to scale. clusters: (N,) long, equal for pairs
+    that depend on each other, which count as fewer; None: no pairs do. is_asked: (N,) bool, the
+    labels that are asked about; the others, whose share of wrong ones is another, help to tell how
+    often the vote errs. None: all.
+    """
+    asked = torch.ones_like(strength, dtype=torch.bool) if is_asked is None else is_asked
+    whole = strength.double()
+    if not bool((whole[asked] != 0).any()):
+        return None
+    scale = float(whole.square().mean().sqrt())
+    parts = [_signs(whole, clusters, part, scale) for part in (asked, ~asked) if bool(part.any())]
+    # (B, W): of each b the likelihood under each w, that of the others under their own likeliest.
+    found = np.array([parts[0].log_likelihood(slope) for slope in SLOPES])
+    for others in parts[1:]:
+        best = [others.log_likelihood(slope).max() for slope in SLOPES]
+        found += np.array(best)[:, None]
+    profile, slopes = found.max(0), SLOPES[found.argmax(0)]
+    inside = np.flatnonzero(2 * (profile.max() - profile) <= CHI_SQUARE)
+    against = -whole[asked & (whole < 0)].numpy() / scale
+    places = [int(profile.argmax()), int(inside[0]), int(inside[-1])]
+    likely = [_chance_wrong(against, SHARES[at], slopes[at]) for at in places]
+    value, low, high = (float(own.sum()) for own in likely)
+    spread = [CHI_SQUARE * float((own * (1 - own)).sum()) for own in likely]
+    low = max(0.0, value - float(np.hypot(value - low, spread[1] ** 0.5)))
+    high = min(float(len(against)), value + float(np.hypot(high - value, spread[2] ** 0.5)))
+    shares = [float(SHARES[at]) for at in places]
+    return WrongLabels(
+        contradicted=Estimate(value, low, high, len(against)),
+        share=Estimate(*shares, int(asked.sum())),
+        num_first=_num_first(likely[0]),
+    )
+
+
+def wrong_among(
+    strengths: Sequence[float], prompts: Sequence[str], is_asked: Sequence[bool] | None = None
+) -> WrongLabels | None:
+    """As `wrong_labels`, of pairs of these prompts."""
+    strength = torch.tensor(strengths, dtype=torch.float64)
+    asked = None if is_asked is None else torch.tensor(is_asked)
+    return wrong_labels(strength, cluster_ids(prompts), asked)
+
+
+def _signs(strength: Tensor, clusters: Tensor | None, part: Tensor, scale: float) -> _Signs:
+    """A part (N,) bool of the pairs; those of strength 0 say nothing."""
+    part = part & (strength != 0)
+    own = strength[part]
+    against = (own < 0).double()
+    whose = None if clusters is None else clusters[part]
+    worth = effective_count(against, whose) / len(own) if len(own) else 1.0
+    groups = own.abs().argsort(stable=True).tensor_split(min(GROUPS, max(1, len(own))))
+    sums = [
+        (float(own[group].abs().sum()), len(group), float(against[group].sum()))
+        for group in groups
+        if len(group)
+    ]
+    size, pairs, wrong = np.array(sums, dtype=np.float64).reshape(-1, 3).T
+    return _Signs(size / pairs / scale, worth * pairs, worth * wrong)
+
+
+def _chance_wrong(size: Array, share: float, slope: float) -> Array:
+    """p(u) of contradicted labels of sizes u (F,)."""
+    error = expit(-slope * size)
+    wrong = share * (1 - error)
+    chance: Array = wrong / (wrong + (1 - share) * error) if share > 0 else np.zeros(len(size))
+    return chance
+
+
+def _num_first(chance: Array) -> int:
+    """How many of the contradicted labels to look at first, by their chances of being wrong."""
+    held = np.cumsum(np.sort(chance)[::-1])
+    enough = int(np.searchsorted(held, PART_OF_FIRST * chance.sum())) + 1
+    return min(len(chance), max(FEWEST_FIRST, enough))
