@@ -57,7 +57,8 @@ READS = [
         r"|model-versions/(get|search|get-download-uri)"
         rf"|logged-models/{_NAME}(/artifacts/(directories|files))?"
         rf"|traces(/{_NAME}(/info)?)?|get-trace-artifact"
-        r"|users/current(/permissions)?|server-info|ui-telemetry)",
+        # The page of runs asks for a gateway's endpoints; `create_app` sees that there is none.
+        r"|users/current(/permissions)?|server-info|ui-telemetry|gateway-proxy)",
     ),
     # None of its mutations changes anything (tests/infra/stack/test_mlflow_app.py).
     ("POST", r"/graphql"),
@@ -104,6 +105,7 @@ def _open_stores() -> None:
         if value := os.environ.get(option):
             os.environ |= dict.fromkeys(names, value)
     os.environ |= _FIXED
+    os.environ.pop("MLFLOW_DEPLOYMENTS_TARGET", None)
     from mlflow.server import handlers
 
     store = os.environ["_MLFLOW_SERVER_FILE_STORE"]

@@ -44,7 +44,7 @@ QUERIES = {
 }
 # Parts of MLflow that Trimtab has no use for, and that ask other hosts, run code or hold secrets.
 CLOSED = re.compile(
-    r"gateway|webhooks|scorer|assistant|jobs|mcp-servers|genai|datasets/|issues|demo|workspaces"
+    r"gateway/|webhooks|scorer|assistant|jobs|mcp-servers|genai|datasets/|issues|demo|workspaces"
     r"|review-queues|label-schemas|roles|users/(get|list|create|permissions|roles|update|delete)"
 )
 # Of any route's body, what would be of use to an attacker.
@@ -79,6 +79,7 @@ def _serve(folder: Path, port: int) -> None:
         "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "k" * 32,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DEPLOYMENTS_TARGET": "http://10.0.0.1",
     }
     import uvicorn
 
@@ -203,8 +204,9 @@ def test_a_reader_reads_runs_and_models(server: Server) -> None:
         ("GET", "model-versions/search", None, MODEL),
         ("POST", "logged-models/search", {"experiment_ids": ["1"]}, "trimtab.key"),
         ("GET", "users/current", None, "ada"),
+        ("GET", "gateway-proxy?gateway_path=api/2.0/endpoints/", None, '"endpoints":[]'),
     ):
-        for prefix in ("/api", "/ajax-api"):
+        for prefix in ("/api", "/ajax-api")["proxy" in path :]:
             status, text = server.ask(ADA, method, f"{prefix}/2.0/mlflow/{path}", body)
             assert (status, words in text) == (200, True), (path, text)
     page = server.ask(ADA, "GET", f"/get-artifact?run_uuid={server.run}&path=report.html")
@@ -300,6 +302,10 @@ def test_nobody_says_where_artifacts_are_written(server: Server, spelling: str, 
     body = {"name": "elsewhere", spelling: place}
     for data in (body, json.dumps(json.dumps(body)), json.dumps(body).encode("utf-16")):
         assert server.ask(ADMIN, "POST", EXPERIMENTS, data)[0] == 400
+    ajax, part = EXPERIMENTS.replace("/api", "/ajax-api"), EXPERIMENTS.removesuffix("create")
+    ends = ("/create", "x/../create", "./create", "%63reate", "create/", "create;x", "create%0a")
+    for path in (ajax, f"{EXPERIMENTS}?x=1", f"/{EXPERIMENTS}", *(part + end for end in ends)):
+        assert server.ask(ADMIN, "POST", path, body)[0] >= 300, path
     assert server.content() == before
 
 
