@@ -544,6 +544,47 @@ def doctor() -> int:
     return int(any(line.mark == "missing" for lines in found.values() for line in lines))
 
 
+@app.command(rich_help_panel=PREPARE)
+def look(
+    files: Annotated[
+        list[str],
+        Argument(
+            metavar="FILE...",
+            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings of "
+            "preferences to change.",
+        ),
+    ],
+    columns: Columns = None,
+    form: Annotated[
+        str | None,
+        Option("--format", metavar="NAME", help="The form of the rows, in place of telling it."),
+    ] = None,
+    is_all: Annotated[
+        bool, Option("--all", help="Read all rows; by default the first 5,000 of each source.")
+    ] = False,
+    is_json: Annotated[
+        bool, Option("--json", help="Print it as one JSON object, with whole texts.")
+    ] = False,
+) -> int:
+    """Say which form files of preference pairs have, how their rows are read, what is missing.
+
+    The exit status is 2 if one cannot be read.
+    """
+    from trimtab.flows import commands
+    from trimtab.flows.look import MAX_ROWS, look_at, look_text
+
+    _start(is_written=False)
+    found = look_at(
+        commands.preferences_of(files, columns, form), max_rows=None if is_all else MAX_ROWS
+    )
+    is_readable = all(values["is_readable"] for values in found)
+    if is_json:
+        print(json.dumps({"is_readable": is_readable, "files": found}, indent=1))
+    else:
+        print(look_text(found))
+    return 0 if is_readable else 2
+
+
 @app.command("gpu-check", cls=ManyValues, rich_help_panel=PREPARE)
 def gpu_check(
     minutes: Annotated[

@@ -53,6 +53,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
+from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.baseline import BaselineError, compare, read_baseline, votes_beside
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.estimates.machine import Machine
@@ -207,6 +208,17 @@ def changes_of_audit(
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes
+
+
+def preferences_of(
+    words: Sequence[str], columns: str | None, form: str | None
+) -> PreferencesConfig:
+    """The preferences of an audit of these files and settings; form: `preferences.format`."""
+    sources, overrides = files_and_overrides(words)
+    changes = changes_of_audit(sources, overrides, columns)
+    if form is not None:
+        changes = merged_changes(changes, {"preferences": {"format": form}})
+    return apply_changes(recipe_named("audit"), changes).preferences
 
 
 def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings) -> dict[str, Any]:

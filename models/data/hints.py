@@ -43,10 +43,10 @@ class Hint:
     """What is missing of a file, and the `columns` by which it can be read, if there are such."""
 
     text: str
-    columns: Mapping[str, str]
+    columns: dict[str, str]
 
 
-Try = Callable[[Mapping[str, str]], Sequence[Problem]]
+Try = Callable[[dict[str, str]], Sequence[Problem]]
 
 
 def hint(row: Row, asked: str, is_table: bool, try_columns: Try) -> Hint:

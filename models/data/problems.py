@@ -44,12 +44,12 @@ SOURCE_REASONS: Final = frozenset(
 """Never quarantined: nothing of the source is usable, or how many rows are lost is unknown."""
 
 
-def shorten(value: object) -> str:
-    """Return the value's repr, cut in the middle to at most MAX_FOUND_CHARACTERS characters."""
+def shorten(value: object, most: int = MAX_FOUND_CHARACTERS) -> str:
+    """Return the value's repr, cut in the middle to at most that many characters."""
     text = repr(value)
-    if len(text) <= MAX_FOUND_CHARACTERS:
+    if len(text) <= most:
         return text
-    half = MAX_FOUND_CHARACTERS // 2 - 3
+    half = most // 2 - 3
     return f"{text[:half]} ... {text[-half:]}"
 
 

@@ -244,7 +244,8 @@ class RowReader:
         """The one problem of a file that has rows, with what would make it readable."""
         raw = seen.examples[0]
         shown = [
-            f"{name}: {type(value).__name__} {_short(value)}" for name, value in raw.value.items()
+            f"{name if name.isprintable() else repr(name)}: {type(value).__name__} {_short(value)}"
+            for name, value in ((str(name), value) for name, value in raw.value.items())
         ]
         more = len(shown) - NUM_COLUMNS_SHOWN
         shown = [*shown[:NUM_COLUMNS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
@@ -257,7 +258,7 @@ class RowReader:
         renamed = {name: own for own, name in given.items()}
         row = {renamed.get(name, name): value for name, value in raw.value.items()}
 
-        def try_columns(columns: Mapping[str, str]) -> list[Problem]:
+        def try_columns(columns: dict[str, str]) -> list[Problem]:
             source = Source("", format=self.format, columns=given | columns)
             reader = RowReader(source, self.render)
             return min((reader.parse(each).problems for each in seen.examples), key=len)

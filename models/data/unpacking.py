@@ -71,12 +71,12 @@ def open_text(path: Path) -> io.BufferedReader:
     with path.open("rb") as stream:
         start = stream.read(6)
     unpack = next((each for magic, each in _PACKED.items() if start.startswith(magic)), None)
-    source = path.open("rb") if unpack is None else unpack(path)
+    source: Any = path.open("rb") if unpack is None else unpack(path)
     start = source.read(CHUNK_BYTES)
     encoding = _encoding(start)
     if unpack is None and encoding is None:
         source.seek(0)
-        return source  # type: ignore[no-any-return]
+        return source
     packed_bytes = None if unpack is None else path.stat().st_size
     return io.BufferedReader(_Utf8(source, start, encoding, packed_bytes), CHUNK_BYTES)
 
@@ -98,10 +98,8 @@ def _encoding(start: bytes) -> str | None:
     for mark, name in _MARKS:
         if start.startswith(mark):
             return name
-    zeros = [byte == 0 for byte in start[:4]]
-    return {(False, True, False, True): "utf-16-le", (True, False, True, False): "utf-16-be"}.get(
-        tuple(zeros)
-    )
+    zeros = "".join("-" if byte else "0" for byte in start[:4])
+    return {"-0-0": "utf-16-le", "0-0-": "utf-16-be"}.get(zeros)
 
 
 class _Utf8(io.RawIOBase):

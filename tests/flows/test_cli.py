@@ -22,7 +22,7 @@ from trimtab.flows.recipes import RECIPES
 
 COMMANDS = {
     "Run": ["run", "audit", "study", "rounds", "stage"],
-    "Before a run": ["recipes", "fields", "doctor", "gpu-check"],
+    "Before a run": ["recipes", "fields", "doctor", "look", "gpu-check"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
 }
