@@ -5,6 +5,8 @@
     hh-smollm2-seed0-my-3f2a9c12                 your own files: name, sha256 of their contents
     smoke-seed0-ensemble.size=5-4e07408c         too much to say: the first changes, sha256 of all
     default-seed0-label-audit                    another flow than `rlhf`
+    audit-my-3f2a9c12-columns.prompt=Question    a recipe for one flow, whose subject is the files:
+                                                 no flow, no usual seed, no `preferences.`
 
 Reports and the runs of MLflow and Prefect have this name. It stands for the configuration: two that
 differ do not share one, and one configuration always has the same. What policies compete for has a
@@ -28,7 +30,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
 from trimtab.flows.fields import section_of
 from trimtab.flows.overrides import format_overrides
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.infra.report_folders import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import digest_of, is_remote
@@ -81,7 +83,7 @@ class RunName:
 
 def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
-    part = "" if flow == "rlhf" else f"-{flow}"
+    part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else f"-{flow}"
     return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config), files_of(config))
 
 
@@ -249,7 +251,11 @@ def _data(values: Mapping[str, Any]) -> list[Any]:
 
 def _of_seed(config: RunConfig) -> str:
     changes = {k: v for k, v in _changes(config).items() if k != "seed"}
-    parts = [_safe(config.recipe), f"seed{config.seed}", data_name(config), _said(changes)]
+    seed = f"seed{config.seed}"
+    if config.recipe in ONLY_FLOW:
+        changes = {path.removeprefix("preferences."): own for path, own in changes.items()}
+        seed = seed if config.seed != _recipe(config).seed else ""
+    parts = [_safe(config.recipe), seed, data_name(config), _said(changes)]
     return "-".join(filter(None, parts))
 
 

@@ -27,7 +27,7 @@ from trimtab.flows.names import (
     registered_model_name,
 )
 from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
 from trimtab.infra.report_folders import write_run
 from trimtab.infra.settings import Settings
@@ -41,7 +41,7 @@ def _name(recipe: str, *overrides: str) -> str:
     return name_run(_config(recipe, *overrides), "rlhf").name
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each not in ONLY_FLOW])
 def test_a_recipe_with_its_seed_only(recipe: str) -> None:
     assert _name(recipe) == f"{recipe}-seed0"
     assert name_run(_config(recipe, "seed=3"), "label-audit").name == f"{recipe}-seed3-label-audit"
@@ -273,6 +273,28 @@ def test_the_command_of_a_run_makes_it_again() -> None:
     assert command_of(name_run(config, "rounds").about) == ""
     named = command_of(name_run(config, "rlhf", "mine").about)
     assert named == "trimtab run smoke --name mine ppo.kl_coef=0.25"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"preferences": {"max_pairs": 500}}, "-max_pairs=500"),
+        ({"preferences": {"columns": {"prompt": "Question"}}}, "-columns.prompt=Question"),
+        ({"relabel": {"drop_below": 0.0}}, "-relabel.drop_below=0.0"),
+    ],
+)
+def test_the_name_of_an_audit_says_its_files_and_what_was_changed(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sheet.csv").write_text("x")
+    sources = {"sources": [str(tmp_path / "sheet.csv")]}
+    merged = {**changes, "preferences": {**changes.get("preferences", {}), **sources}}
+    config = apply_changes(recipe_named("audit"), merged)
+    name = name_run(config, "label-audit").name
+    assert re.fullmatch(rf"audit-sheet-[0-9a-f]{{8}}{re.escape(said)}", name), name
+    seeded = name_run(apply_changes(config, {"seed": 1}), "label-audit").name
+    assert seeded == name.replace("audit-", "audit-seed1-")
 
 
 def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None:

@@ -128,11 +128,16 @@ def check_unsupported_flips(page: Browser, path: Path) -> None:
 
 def check_review(page: Browser, path: Path) -> None:
     """Verdicts by key and button, kept over a reload, downloaded, and taken up again."""
-    page.press("2", "j")
+    page.press("2")  # and on to the next
     place(page, "Pair 2 of 4")
-    page.press("1")
-    page.run("document.getElementById('verdict-keep').click()")  # the same again takes it back
-    page.press("3", "e")
+    page.run("document.getElementById('verdict-keep').click()")
+    place(page, "Pair 2 of 4")
+    page.press("1", "k")  # the same again takes nothing back
+    place(page, "Pair 2 of 4")
+    assert text(page, "progress").startswith("2 of 4 pairs reviewed: 1 keep, 1 flip, 0 drop")
+    page.press("0")
+    assert text(page, "progress").startswith("1 of 4 pairs reviewed: 0 keep, 1 flip, 0 drop")
+    page.press("3", "k", "e")
     page.send("Input.insertText", text='says "jk1" \u2028 twice')
     page.press("Escape")
     page.open(path)

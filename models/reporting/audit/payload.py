@@ -19,7 +19,7 @@ BLOCK_SIZE = 400
 # Bits of a pair's flags, by which the page filters.
 LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED, IS_UNSUPPORTED = 1, 2, 4, 8, 16
 IS_REPEATED, IS_CONTRADICTED, IS_EXPLAINED_BY_LENGTH, IS_DIVIDED = 32, 64, 128, 256
-NO_CATEGORY = "(none)"
+NO_CATEGORY = "no category"  # as data.js has it
 
 
 def weakest_first(pairs: Sequence[AuditedPair]) -> list[AuditedPair]:

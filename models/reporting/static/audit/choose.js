@@ -1,7 +1,7 @@
 // Which pairs are shown: filters, search, and the list that renders what is in view.
 
 import {
-  $, contentOf, counted, element, has, index, IS_CONTRADICTED, IS_DISPUTED, IS_DIVIDED,
+  $, categoryOf, contentOf, counted, element, has, index, IS_CONTRADICTED, IS_DISPUTED, IS_DIVIDED,
   IS_EXPLAINED_BY_LENGTH, IS_FLIPPED, IS_REPEATED, IS_SMOOTHED, IS_UNSUPPORTED, LOOKS_WRONG, signed,
   unpacked,
 } from "./data.js";
@@ -61,6 +61,7 @@ export function fillSelects() {
   const all = index.ids.length;
   for (const [id, names] of [["category", index.categories], ["split", index.splits]]) {
     const numbers = counts(index[id], names.length);
+    $(`${id}-filter`).hidden = names.length < 2;
     $(id).append(option("", "all", all), ...names.map((name, at) => option(at, name, numbers[at])));
   }
   const rows = [...index.ids.keys()];
@@ -126,7 +127,7 @@ const rowHeight = () => 3.5 * parseFloat(getComputedStyle(document.documentEleme
 function lineOf(place) {
   const row = shown[place], verdict = reviews.get(index.ids[row])?.verdict;
   const facts = [
-    index.categories[index.category[row]], heldOut(row) && index.splits[index.split[row]],
+    categoryOf(row), heldOut(row) && index.splits[index.split[row]],
     has(row, IS_DISPUTED) && "members disagree",
     has(row, IS_FLIPPED) && "label flipped",
     has(row, IS_UNSUPPORTED) && "⚠ no member supports it",

@@ -16,6 +16,12 @@ export function drawn(name, attributes, ...children) {
   return made;
 }
 
+// A pair's category; false where it has none.
+export const categoryOf = (row) => {
+  const name = index.categories[index.category[row]];
+  return name !== "no category" && name;
+};
+
 export const counted = (number) => number.toLocaleString("en-US");
 // As many digits as it takes to tell votes of the usual size apart.
 export const decimals = () => Math.max(2, 1 - Math.floor(Math.log10(index.reach)));

@@ -1,7 +1,7 @@
 // One pair in full: prompt, both answers, the members' votes, what relabelling did.
 
 import {
-  counted, decimals, drawn, element, has, index, IS_DISPUTED, IS_EXPLAINED_BY_LENGTH, IS_FLIPPED,
+  categoryOf, counted, decimals, drawn, element, has, index, IS_DISPUTED, IS_EXPLAINED_BY_LENGTH, IS_FLIPPED,
   IS_UNSUPPORTED, LOOKS_WRONG, signed,
 } from "./data.js";
 import { marked } from "./words.js";
@@ -17,7 +17,7 @@ function tags(row, content) {
     has(row, IS_DISPUTED) && ["members disagree"],
     has(row, IS_UNSUPPORTED) && ["⚠ flipped, and no member supports it", true],
     [index.splits[index.split[row]]],
-    [index.categories[index.category[row]]],
+    categoryOf(row) && [categoryOf(row)],
     [index.ids[row]],
     content.source && [content.source],
   ];
@@ -43,7 +43,14 @@ function promptBox(text) {
   return [box, fold];
 }
 
-const numWords = (text) => text.split(/\s+/).filter(Boolean).length;
+// Of a script without blanks between words each letter counts as one.
+const UNSPACED = new RegExp(`[${["Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer",
+  "Myanmar", "Tibetan"].map((script) => `\\p{Script=${script}}`).join("")}]`, "gu");
+const numWords = (text) => {
+  const parts = text.replace(UNSPACED, " $& ");
+  const words = parts.split(/\s+/).filter(Boolean);
+  return parts === text ? words.length : words.filter((word) => /[\p{L}\p{N}]/u.test(word)).length;
+};
 
 function answer(title, name, text, nodes) {
   const words = numWords(text);

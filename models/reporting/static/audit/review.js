@@ -33,13 +33,13 @@ function keepReviews() {
   drawList();
 }
 
-// The same verdict again takes it back, as null does.
+// null takes a verdict back; the same verdict again changes nothing.
 export function decide(verdict) {
   const row = shown[position];
   if (row === undefined) return;
-  const id = index.ids[row], before = reviews.get(id);
-  if (verdict === null || before?.verdict === verdict) reviews.delete(id);
-  else reviews.set(id, { verdict, note: before?.note ?? "" });
+  const id = index.ids[row];
+  if (verdict === null) reviews.delete(id);
+  else reviews.set(id, { verdict, note: reviews.get(id)?.note ?? "" });
   keepReviews();
 }
 
@@ -51,13 +51,14 @@ export function writeNote() {
 }
 
 export function makeVerdicts() {
-  $("verdicts").append(...VERDICTS.map((verdict, at) => {
-    const name = verdict[0].toUpperCase() + verdict.slice(1);
-    const button = element("button", { type: "button", id: `verdict-${verdict}` }, `${name} `,
-      element("kbd", {}, String(at + 1)));
-    button.addEventListener("click", () => decide(verdict));
-    return button;
-  }));
+  const button = (id, name, key, verdict) => {
+    const made = element("button", { type: "button", id }, `${name} `, element("kbd", {}, key));
+    made.addEventListener("click", () => decide(verdict));
+    return made;
+  };
+  $("verdicts").append(...VERDICTS.map((verdict, at) => button(`verdict-${verdict}`,
+    verdict[0].toUpperCase() + verdict.slice(1), String(at + 1), verdict)),
+  button("no-verdict", "None", "0", null));
 }
 
 export function drawReview() {
@@ -65,6 +66,7 @@ export function drawReview() {
   for (const verdict of VERDICTS) {
     $(`verdict-${verdict}`).ariaPressed = String(review?.verdict === verdict);
   }
+  $("no-verdict").disabled = !review;
   const note = $("note");
   note.disabled = !review;
   note.placeholder = review ? "" : "after a verdict";

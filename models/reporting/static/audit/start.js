@@ -11,8 +11,8 @@ import {
 
 const KEYS = {
   j: () => step(1), ArrowRight: () => step(1), k: () => step(-1), ArrowLeft: () => step(-1),
-  1: () => decide("keep"), 2: () => decide("flip"), 3: () => decide("drop"),
-  4: () => decide("unsure"), 0: () => decide(null),
+  1: () => decideAndGoOn("keep"), 2: () => decideAndGoOn("flip"), 3: () => decideAndGoOn("drop"),
+  4: () => decideAndGoOn("unsure"), 0: () => decide(null),
   e: () => $("note").focus(), "/": () => $("search").focus(),
 };
 const IN_LIST = { ArrowDown: () => step(1), ArrowUp: () => step(-1) };
@@ -20,6 +20,12 @@ const IN_LIST = { ArrowDown: () => step(1), ArrowUp: () => step(-1) };
 function step(by) {
   const place = position + by;
   if (place >= 0 && place < shown.length) showPair(place);
+}
+
+// One key a pair.
+function decideAndGoOn(verdict) {
+  decide(verdict);
+  step(1);
 }
 
 function pressed(event) {

@@ -64,7 +64,7 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
 
     assert counts(summary.by_split) == [("train", 4, 2), ("validation", 1, 1), ("test", 1, 0)]
     # Two of three, one of two, none of one.
-    assert counts(summary.by_category) == [("a", 3, 2), ("b", 2, 1), ("(none)", 1, 0)]
+    assert counts(summary.by_category) == [("a", 3, 2), ("b", 2, 1), ("no category", 1, 0)]
     assert summary.by_category[2].precision is None  # nothing of it looks wrong
     assert summary.numbers() == {
         "num_pairs": 6,

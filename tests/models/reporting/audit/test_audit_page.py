@@ -91,7 +91,7 @@ def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> Non
         "a",
         "b",
         "a",
-        "(none)",
+        "no category",
         "b",
     ]
     splits = ["train", "train", "validation", "test", "train", "train"]
