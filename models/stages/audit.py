@@ -11,7 +11,7 @@ from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
 from trimtab.models.reporting.audit.panel import panel_of
 from trimtab.models.reporting.audit.payload import weakest_first
-from trimtab.models.reporting.audit.summary import summarise
+from trimtab.models.reporting.audit.summary import Unseen, summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.training.progress import write_json
 
@@ -30,15 +30,20 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     judges = artifacts.members[-len(config.judges) :] if config.judges else []
     judged = [artifacts.rows(role, "judgements.jsonl") for role in judges]
     panel = panel_of(pairs, config.judges, judged)
+    told = [artifacts.document(role, "summary.json") for role in artifacts.members]
     summary = summarise(
         pairs,
         config.voters,
         tested,
         panel,
         num_external=config.num_external,
-        unknown_tokens=max(
-            artifacts.document(role, "summary.json").get(UNKNOWN_TOKENS, 0.0)
-            for role in artifacts.members
+        unseen=Unseen(
+            unknown_tokens=max(each.get(UNKNOWN_TOKENS, 0.0) for each in told),
+            cut={
+                name: each["num_cut"] / each["num_answers"]
+                for name, each in zip(config.voters, told, strict=False)
+                if each.get("num_cut")
+            },
         ),
     )
     output = workdir / "output"

@@ -46,6 +46,29 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """What voters cannot see.
+
+    unknown_tokens: share of the answers' tokens that the sentence encoder does not know. cut: by
+    voter the share of the answers, with their prompts, that it read a part of, as they are longer
+    than it takes.
+    """
+
+    unknown_tokens: float = 0.0
+    cut: Mapping[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float | str]:
+        """Flat, as summary.json holds them."""
+        found: dict[str, float | str] = {UNKNOWN_TOKENS: self.unknown_tokens}
+        if self.cut:
+            said = [
+                f"{name}: {100 * share:.0f} % of the answers" for name, share in self.cut.items()
+            ]
+            found["voters_that_cut"] = "; ".join(said)
+        return found
+
+
+@dataclass(frozen=True)
 class Summary:
     """All pairs, then by split, then by category (most of all that look wrong first).
 
@@ -59,7 +82,7 @@ class Summary:
     many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
     num_smoothed: with a label softer than it came.
     reversed: of the user's own voters those that prefer the answer labelled worse on most pairs, in
-    words. unknown_tokens: share of the answers' tokens that the sentence encoder does not know.
+    words. unseen: what voters cannot see.
     annotators: None where nobody knows who labelled which pair. panel: None where no judge votes.
     """
 
@@ -79,7 +102,7 @@ class Summary:
     num_weighted: int = 0
     num_smoothed: int = 0
     reversed: tuple[str, ...] = ()
-    unknown_tokens: float = 0.0
+    unseen: Unseen = Unseen()
     annotators: Annotators | None = None
     panel: Panel | None = None
 
@@ -104,7 +127,7 @@ class Summary:
         if self.voters:
             found["is_uninformative"] = self.is_uninformative
             found["can_be_believed"] = self.wrong is not None
-            found[UNKNOWN_TOKENS] = self.unknown_tokens
+            found |= self.unseen.numbers()
         if self.reversed:
             found["reversed_voters"] = "; ".join(self.reversed)
         if STYLE in self.voters:
@@ -120,7 +143,7 @@ def summarise(
     self_test: Sequence[Row] = (),
     panel: Panel | None = None,
     num_external: int = 0,
-    unknown_tokens: float = 0.0,
+    unseen: Unseen = Unseen(),
 ) -> Summary:
     """Count `pairs`. self_test: strength.jsonl of the vote on a copy with planted flips. panel: the
     judges among the voters. num_external: how many of these, the last ones, are the user's own."""
@@ -149,7 +172,7 @@ def summarise(
         num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
         num_smoothed=sum(pair.is_smoothed for pair in pairs),
         reversed=tuple(_reversed(pairs, voters, num_external)),
-        unknown_tokens=unknown_tokens,
+        unseen=unseen,
         annotators=annotators_of(pairs),
         panel=panel,
     )

@@ -45,7 +45,7 @@ def really_wrong(audit: Mapping[str, Any], count: float) -> str:
 
 
 def voters_warnings(audit: Mapping[str, Any]) -> list[str]:
-    """Voters that do not vote as they should: reversed ones, and an encoder that cannot read."""
+    """Voters that do not vote as they should: reversed ones, and those that do not see all."""
     found = []
     if reverse := audit.get("reversed_voters"):
         found.append(
@@ -57,6 +57,8 @@ def voters_warnings(audit: Mapping[str, Any]) -> list[str]:
             f"The sentence encoder does not know {100 * unknown:.0f} % of the answers' tokens: it "
             f"can hardly read them. Name one of their language, such as --encoder {MULTILINGUAL}."
         )
+    if cut := audit.get("voters_that_cut"):
+        found.append(f"A voter read only a part of what is longer than it takes ({cut}).")
     return found
 
 

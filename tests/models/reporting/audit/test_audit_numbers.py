@@ -14,7 +14,7 @@ import pytest
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
-from trimtab.models.reporting.audit.summary import Group, summarise
+from trimtab.models.reporting.audit.summary import Group, Unseen, summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.kit.audit_words import (
     really_wrong,
@@ -254,10 +254,12 @@ def test_a_voter_that_contradicts_most_labels_is_said_to_be_reversed(
 def test_an_encoder_that_cannot_read_the_answers_is_said(
     pairs: list[AuditedPair], tmp_path: Path
 ) -> None:
-    known = summarise(pairs, ("embedding_linear", "style"), unknown_tokens=0.04)
+    voters = ("embedding_linear", "style")
+    known = summarise(pairs, voters, unseen=Unseen(0.04))
     assert voters_warnings(known.numbers()) == []
-    unknown = summarise(pairs, ("embedding_linear", "style"), unknown_tokens=0.61)
-    (said,) = voters_warnings(unknown.numbers())
+    unknown = summarise(pairs, voters, unseen=Unseen(0.61, {"reward model rm": 0.305}))
+    said, cut = voters_warnings(unknown.numbers())
+    assert "only a part" in cut and "(reward model rm: 30 % of the answers)" in cut
     assert "does not know 61 % of the answers' tokens" in said and "--encoder" in said
     write_page(tmp_path / "audit.html", AuditConfig(voters=("a", "b")), unknown, pairs)
     assert "does not know 61 %" in (tmp_path / "audit.html").read_text()
