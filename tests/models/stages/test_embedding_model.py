@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,13 @@ def test_style_tells_how_an_answer_is_written_and_reads_no_vector() -> None:
     assert beside.shape == (40, 2, 4 + len(short))
 
 
+def test_style_counts_letters_of_scripts_without_blanks_as_words() -> None:
+    """Eight letters, two sentences, of two different letters twice each."""
+    style = style_of("很好很好。再来再来！")
+    np.testing.assert_allclose(np.expm1(style[:4]), [8, 10, 2, 4])
+    assert (style[4], style[5], style[12]) == (0.5, 1.0, 1.0)
+
+
 def test_folds_by_pair_part_a_prompt_but_not_the_same_two_answers() -> None:
     rows = [
         {"id": f"{n}", "prompt": "the same", "chosen": f"good {n}", "rejected": f"bad {n}"}
@@ -400,7 +408,11 @@ def test_the_stages_write_scores_as_a_reward_model_does(tmp_path: Path) -> None:
         folder.mkdir()
         config = EmbeddingModelConfig(kind=kind, num_neighbours=4)
         inputs = {"preferences": preferences, "embeddings": embeddings}
-        rows = read_rows(run_stage("embedding_model", config, folder, **inputs) / "scores.jsonl")
+        output = run_stage("embedding_model", config, folder, **inputs)
+        rows = read_rows(output / "scores.jsonl")
+        # Who reads the vectors says how much of the texts the encoder knew.
+        told = json.loads((output / "summary.json").read_text())
+        assert told.get("share_unknown_tokens") == (None if kind in ("style", "ratings") else 0.0)
         assert [row["id"] for row in rows[11:13]] == ["train11", "validation0"]
         assert not any(row["was_trained_on"] for row in rows)
         assert all(row["chosen_score"] > row["rejected_score"] for row in rows)
