@@ -312,10 +312,13 @@ def _beside_baseline(
     numbers: dict[str, Any] = difference.numbers()
     lines = difference.lines()
     if found.get("can_be_believed") and difference.num_changed:
-        from trimtab.models.statistics.wrong_labels import wrong_among
+        import numpy as np
+
+        from trimtab.models.statistics.wrong_labels import wrong_labels
 
         votes = votes_beside(earlier, Path(found["pairs"]))
-        wrong = wrong_among(votes.strengths, votes.prompts, votes.is_changed)
+        strength, is_changed = np.array(votes.strengths), np.array(votes.is_changed)
+        wrong = wrong_labels(strength, found["worth_of_a_pair"], is_changed)
         numbers |= wrong.numbers() if wrong else {}
         lines += filter(None, [really_wrong(numbers, difference.num_changed_wrong)])
     return numbers, lines

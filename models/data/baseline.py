@@ -79,18 +79,16 @@ def read_baseline(path: Path) -> dict[bytes, bool]:
 
 @dataclass(frozen=True)
 class Votes:
-    """Of each of N labels its prompt, its strength, and whether an earlier audit lacks it."""
+    """Of each of N labels its strength, and whether an earlier audit lacks it."""
 
-    prompts: list[str]
     strengths: list[float]
     is_changed: list[bool]
 
 
 def votes_beside(baseline: dict[bytes, bool], audited: Path) -> Votes:
     """The votes on an audited set, beside the labels of `read_baseline`."""
-    found = Votes([], [], [])
+    found = Votes([], [])
     for row in _rows(audited):
-        found.prompts.append(row["prompt"])
         found.strengths.append(row[STRENGTH])
         found.is_changed.append(_key(row) not in baseline)
     return found

@@ -43,10 +43,8 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
     of each of its pairs, in their order, float16; sentence embeddings are of unit length. Raises
     ValueError for a layer that the policy does not have.
     """
-    if config.is_language_model:
-        found, summary = hidden_states(config, inputs, workdir)
-    else:
-        found, summary = sentence_embeddings(config, inputs, workdir)
+    vectors = hidden_states if config.is_language_model else sentence_embeddings
+    found, summary = vectors(config, inputs, workdir)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     save_file(found, output / "embeddings.safetensors")
@@ -83,7 +81,7 @@ def sentence_embeddings(
 
 def hidden_states(
     config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
-) -> tuple[dict[str, Tensor], dict[str, int]]:
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Vectors (N, 2, 2 H) by split, from the cached trunk where it ends at the layer."""
     is_policy = config.encoder == POLICY
     if is_policy:

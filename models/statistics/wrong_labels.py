@@ -30,19 +30,14 @@ count as errors of the vote; pairs on which it is surely mistaken count as wrong
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import expit, xlogy
-from torch import Tensor
-
-from trimtab.models.statistics.estimates import Estimate, cluster_ids
-from trimtab.models.statistics.intervals import effective_count
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 # Twice the difference in log-likelihood within a 95 % interval, one degree of freedom; its root is
 # the normal quantile.
 CHI_SQUARE = 3.841
@@ -57,21 +52,32 @@ PART_OF_FIRST, FEWEST_FIRST = 0.8, 20
 
 
 @dataclass(frozen=True)
+class Range:
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class WrongLabels:
     """How many labels are wrong.
 
-    contradicted: of the labels that the vote contradicts the number that are wrong, at most its
-    `count`. share: of all labels, in [0, 0.5). num_first: how many of the contradicted ones to look
-    at first, the weakest, which hold PART_OF_FIRST of those expected to be wrong.
+    contradicted: of the labels that the vote contradicts the number that are wrong. share: of all
+    labels, in [0, 0.5). num_first: how many of the contradicted ones to look at first, the weakest,
+    which hold PART_OF_FIRST of those expected to be wrong. worth: as it was given.
     """
 
-    contradicted: Estimate
-    share: Estimate
+    contradicted: Range
+    share: Range
     num_first: int
+    worth: float
 
     def numbers(self) -> dict[str, float]:
         """Flat, as a summary holds them."""
         found: dict[str, float] = {"num_to_look_at_first": self.num_first}
+        found["worth_of_a_pair"] = self.worth
         for name, own in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
             found |= {name: own.value, f"{name}_low": own.low, f"{name}_high": own.high}
         return found
@@ -79,8 +85,8 @@ class WrongLabels:
 
 @dataclass(frozen=True)
 class _Signs:
-    """Pairs by size of their strength, G groups: u (G,), pairs (G,), contradicted ones (G,), both
-    of these divided by how many dependent pairs are worth one."""
+    """Pairs by size of their strength, G groups: u (G,), pairs (G,) and contradicted ones (G,), as
+    many independent ones as they are worth."""
 
     size: Array
     pairs: Array
@@ -95,7 +101,7 @@ class _Signs:
 
 
 def wrong_labels(
-    strength: Tensor, clusters: Tensor | None, is_asked: Tensor | None = None
+    strength: Array, worth: float = 1.0, is_asked: Mask | None = None
 ) -> WrongLabels | None:
     """How many labels are wrong, with 95 % intervals; None where every strength asked about is 0.
 
@@ -103,17 +109,17 @@ def wrong_labels(
     number of wrong ones among those contradicted varies about its expectation besides, by the sum
     of p (1 - p): both are put together as by [ZD].
 
-    strength: (N,), of labels as given, logits up to scale. clusters: (N,) long, equal for pairs
-    that depend on each other, which count as fewer; None: no pairs do. is_asked: (N,) bool, the
-    labels that are asked about; the others, whose share of wrong ones is another, help to tell how
-    often the vote errs. None: all.
+    strength: (N,), of labels as given, logits up to scale. worth: how many independent pairs a pair
+    is worth, in (0, 1], as pairs of one prompt depend on each other. is_asked: (N,), the labels
+    that are asked about; the others, whose share of wrong ones is another, help to tell how often
+    the vote errs. None: all.
     """
-    asked = torch.ones_like(strength, dtype=torch.bool) if is_asked is None else is_asked
-    whole = strength.double()
-    if not bool((whole[asked] != 0).any()):
+    asked = np.ones(len(strength), bool) if is_asked is None else is_asked
+    if not strength[asked].any():
         return None
-    scale = float(whole.square().mean().sqrt())
-    parts = [_signs(whole, clusters, part, scale) for part in (asked, ~asked) if bool(part.any())]
+    scale = float(np.sqrt(np.square(strength).mean()))
+    whole = strength / scale
+    parts = [_signs(whole[part], worth) for part in (asked, ~asked) if whole[part].any()]
     # (B, W): of each b the likelihood under each w, that of the others under their own likeliest.
     found = np.array([parts[0].log_likelihood(slope) for slope in SLOPES])
     for others in parts[1:]:
@@ -121,45 +127,32 @@ def wrong_labels(
         found += np.array(best)[:, None]
     profile, slopes = found.max(0), SLOPES[found.argmax(0)]
     inside = np.flatnonzero(2 * (profile.max() - profile) <= CHI_SQUARE)
-    against = -whole[asked & (whole < 0)].numpy() / scale
     places = [int(profile.argmax()), int(inside[0]), int(inside[-1])]
+    against = -whole[asked & (whole < 0)]
     likely = [_chance_wrong(against, SHARES[at], slopes[at]) for at in places]
     value, low, high = (float(own.sum()) for own in likely)
     spread = [CHI_SQUARE * float((own * (1 - own)).sum()) for own in likely]
-    low = max(0.0, value - float(np.hypot(value - low, spread[1] ** 0.5)))
-    high = min(float(len(against)), value + float(np.hypot(high - value, spread[2] ** 0.5)))
-    shares = [float(SHARES[at]) for at in places]
     return WrongLabels(
-        contradicted=Estimate(value, low, high, len(against)),
-        share=Estimate(*shares, int(asked.sum())),
+        contradicted=Range(
+            value,
+            max(0.0, value - float(np.hypot(value - low, spread[1] ** 0.5))),
+            min(float(len(against)), value + float(np.hypot(high - value, spread[2] ** 0.5))),
+        ),
+        share=Range(*(float(SHARES[at]) for at in places)),
         num_first=_num_first(likely[0]),
+        worth=worth,
     )
 
 
-def wrong_among(
-    strengths: Sequence[float], prompts: Sequence[str], is_asked: Sequence[bool] | None = None
-) -> WrongLabels | None:
-    """As `wrong_labels`, of pairs of these prompts."""
-    strength = torch.tensor(strengths, dtype=torch.float64)
-    asked = None if is_asked is None else torch.tensor(is_asked)
-    return wrong_labels(strength, cluster_ids(prompts), asked)
-
-
-def _signs(strength: Tensor, clusters: Tensor | None, part: Tensor, scale: float) -> _Signs:
-    """A part (N,) bool of the pairs; those of strength 0 say nothing."""
-    part = part & (strength != 0)
-    own = strength[part]
-    against = (own < 0).double()
-    whose = None if clusters is None else clusters[part]
-    worth = effective_count(against, whose) / len(own) if len(own) else 1.0
-    groups = own.abs().argsort(stable=True).tensor_split(min(GROUPS, max(1, len(own))))
-    sums = [
-        (float(own[group].abs().sum()), len(group), float(against[group].sum()))
-        for group in groups
-        if len(group)
-    ]
-    size, pairs, wrong = np.array(sums, dtype=np.float64).reshape(-1, 3).T
-    return _Signs(size / pairs / scale, worth * pairs, worth * wrong)
+def _signs(strength: Array, worth: float) -> _Signs:
+    """Of strengths (N,); those of 0 say nothing."""
+    own = strength[strength != 0]
+    order = np.argsort(np.abs(own), kind="stable")
+    groups = np.array_split(own[order], min(GROUPS, len(own)))
+    pairs = np.array([len(group) for group in groups], np.float64)
+    size = np.array([np.abs(group).mean() for group in groups])
+    against = np.array([(group < 0).sum() for group in groups], np.float64)
+    return _Signs(size, worth * pairs, worth * against)
 
 
 def _chance_wrong(size: Array, share: float, slope: float) -> Array:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
 from trimtab.models.data.review import VERDICTS
 from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
@@ -14,8 +17,9 @@ from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
-from trimtab.models.statistics.estimates import Estimate
-from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_among
+from trimtab.models.statistics.estimates import Estimate, cluster_ids
+from trimtab.models.statistics.intervals import effective_count
+from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_labels
 
 STYLE = STRENGTH_NAMES["style"]
 # A voter that prefers the answer labelled worse on so large a share of the pairs may have its signs
@@ -164,9 +168,7 @@ def summarise(
         num_by_style=_num_by_style(pairs, voters),
         self_test=test,
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
-        wrong=wrong_among([pair.strength_mean for pair in pairs], [pair.prompt for pair in pairs])
-        if test is not None and test.max_share_wrong is not None
-        else None,
+        wrong=_wrong(pairs) if test is not None and test.max_share_wrong is not None else None,
         verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
         num_dropped=sum(pair.weight == 0 for pair in pairs),
         num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
@@ -188,6 +190,13 @@ def _reversed(
         share = share_of_pairs(against, voted)
         if share is not None and share.low > CHANCE and share.value >= FROM_REVERSED:
             yield f"{voters[place]}: on {100 * share.value:.0f} % of {share.count:,} pairs"
+
+
+def _wrong(pairs: Sequence[AuditedPair]) -> WrongLabels | None:
+    strength = np.array([pair.strength_mean for pair in pairs])
+    against = torch.from_numpy(strength < 0).double()
+    worth = effective_count(against, cluster_ids(pair.prompt for pair in pairs)) / len(pairs)
+    return wrong_labels(strength, worth)
 
 
 def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:
