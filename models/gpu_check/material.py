@@ -22,6 +22,7 @@ from transformers import (
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.readers import Source
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
+from trimtab.models.nets.pretrained import build_from_config
 from trimtab.models.training.data import write_rows
 
 VOCABULARY = 8192  # of the byte-pair tokenizer; a model's may be wider, as a real one's is
@@ -157,7 +158,7 @@ def make_material(scale: Scale, pairs: str | None, folder: Path) -> dict[str, fl
     rows = (made_up_pairs(scale.pairs) if pairs is None else pairs_of(pairs))[: scale.pairs]
     tokenizer = byte_pair_tokenizer([row["prompt"] + row["chosen"] for row in rows])
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(scale.shape), dtype=torch.float32)
+    model = build_from_config(AutoModelForCausalLM, config_of(scale.shape), dtype=torch.float32)
     save_model(model, tokenizer, folder / "policy" / "model")
     del model
     save_model(new_scorer(folder / "policy" / "model", 0), tokenizer, folder / "scorer" / "model")

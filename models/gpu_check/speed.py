@@ -62,6 +62,7 @@ from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.logits import NarrowProduct
 from trimtab.models.nets.precision import set_product_precision
+from trimtab.models.nets.pretrained import build_from_config, load_pretrained
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
@@ -157,8 +158,10 @@ def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> N
     pairs = read_pairs(path, load_tokenizer(folder / "policy" / "model"), MAX_TOKENS)
     pairs = pairs.subset(range(scale.timed))
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(
-        config_of({**fields, "num_labels": 1}), dtype=torch.float32
+    model = build_from_config(
+        AutoModelForSequenceClassification,
+        config_of({**fields, "num_labels": 1}),
+        dtype=torch.float32,
     )
     model = model.to(current_device())
     if compiled:
@@ -407,7 +410,7 @@ def sampling(bench: Bench) -> None:
     device, length = current_device(), scale.response
     tokenizer: Any = SimpleNamespace(pad_token_id=0, eos_token_id=-1)
     policy = load_policy(folder, is_frozen=True).eval()
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
+    peer = load_pretrained(AutoModelForCausalLM, folder, dtype=torch.bfloat16).eval().to(device)
     generator = torch.Generator("cpu").manual_seed(0)
     asked = GenerationConfig(
         do_sample=True,

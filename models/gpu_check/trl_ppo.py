@@ -26,10 +26,11 @@ def main(
     from transformers import (
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
-        AutoTokenizer,
         TrainerCallback,
     )
     from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 
     times: list[float] = []
 
@@ -39,14 +40,14 @@ def main(
 
     torch.set_num_threads(2)
     policy, scorer = material / "policy" / "model", material / "scorer" / "model"
-    tokenizer = AutoTokenizer.from_pretrained(policy, padding_side="left")
+    tokenizer = load_tokenizer_of(policy, padding_side="left")
     lines = (material / "data" / "policy_prompts.jsonl").read_text().splitlines()
     encoded = (tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines)
     data = Dataset.from_list([{"input_ids": ids} for ids in encoded])
 
-    written = partial(AutoModelForCausalLM.from_pretrained, policy, dtype=torch.float32)
+    written = partial(load_pretrained, AutoModelForCausalLM, policy, dtype=torch.float32)
     scored = partial(
-        AutoModelForSequenceClassification.from_pretrained, scorer, dtype=torch.float32
+        load_pretrained, AutoModelForSequenceClassification, scorer, dtype=torch.float32
     )
     trainer = PPOTrainer(
         PPOConfig(

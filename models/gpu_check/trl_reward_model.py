@@ -34,8 +34,10 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
     """Train, and write what was noted."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForSequenceClassification, TrainerCallback
     from trl import RewardConfig, RewardTrainer
+
+    from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 
     times: list[float] = []
     losses: list[float] = []
@@ -59,8 +61,8 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
         row["length"] = len(row["prompt"]) + max(len(row["chosen"]), len(row["rejected"]))
     has_gpu = torch.cuda.is_available()
     trainer = RewardTrainer(
-        AutoModelForSequenceClassification.from_pretrained(
-            policy, num_labels=1, dtype=torch.float32
+        load_pretrained(
+            AutoModelForSequenceClassification, policy, num_labels=1, dtype=torch.float32
         ),
         RewardConfig(
             output_dir=str(output.with_suffix(".trl")),
@@ -71,7 +73,7 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
             **settings,
         ),
         train_dataset=Dataset.from_list(rows).remove_columns("id"),
-        processing_class=AutoTokenizer.from_pretrained(policy),
+        processing_class=load_tokenizer_of(policy),
         callbacks=[Steps()],
     )
     trainer.train()

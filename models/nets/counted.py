@@ -24,13 +24,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     AttentionInterface,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -40,6 +38,7 @@ from transformers.utils import logging
 from trimtab.models.nets.attention import packed_attention
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.pretrained import build_from_config, load_config, refuse_code
 from trimtab.models.nets.trunk import hidden_states
 
 # Two passes of so many tokens tell what is kept a token from what is kept once.
@@ -50,11 +49,6 @@ NARROW = torch.bfloat16
 def unbuildable(config: PreTrainedConfig) -> str | None:
     """Why there is no decoder with attention to build; None if there is."""
     kind = f"found model_type {config.model_type!r}"
-    if "/" in str(attention := config._attn_implementation):
-        return (
-            f"found attn_implementation {attention!r}, a kernel of the hub, which is code; "
-            "allowed: one of transformers' own, or none"
-        )
     if getattr(config, "is_encoder_decoder", False):
         return f"{kind}, an encoder-decoder; allowed: a decoder (AutoModelForCausalLM)"
     if config.get_text_config() is not config:
@@ -77,8 +71,6 @@ def untrainable(config: PreTrainedConfig) -> str | None:
     By its configuration and classes: `Pass` says what a pass of packed rows shows.
     """
     kind = f"found model_type {config.model_type!r}"
-    if getattr(config, "quantization_config", None) is not None:
-        return f"{kind} with a quantization_config; allowed: weights that are not quantised"
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return (
             f"{kind}, of which transformers has no AutoModelForSequenceClassification; allowed: "
@@ -97,7 +89,7 @@ def untrainable(config: PreTrainedConfig) -> str | None:
     if getattr(config, "max_position_embeddings", None) is None:
         return f"{kind} without max_position_embeddings; allowed: a model that says its context"
     with torch.device("meta"):
-        scorer = AutoModelForSequenceClassification.from_config(config)
+        scorer = build_from_config(AutoModelForSequenceClassification, config)
     if not isinstance(getattr(scorer, "score", None), nn.Linear):
         return f"{kind}, whose {type(scorer).__name__} has no `score`; allowed: one linear head"
     return None
@@ -286,20 +278,17 @@ def _as_usual(shape: dict[str, Any]) -> dict[str, Any]:
 
 def counted(path: Path) -> dict[str, Any]:
     """What is printed for a `config.json`."""
-    fields, _ = PreTrainedConfig.get_config_dict(path.parent)
-    if "auto_map" in fields and (kind := fields.get("model_type")) not in CONFIG_MAPPING:
-        code = (
-            f"found model_type {kind!r} with code of its own (auto_map), which is not run; "
-            "allowed: an architecture that transformers has"
-        )
-        return {"shape": None, "untrainable": code}
-    config = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+    try:
+        refuse_code(path.parent)
+    except ValueError as error:
+        return {"shape": None, "untrainable": str(error)}
+    config = load_config(path.parent)
     reason = unbuildable(config)
     if reason is not None:
         return {"shape": None, "untrainable": reason}
     reason = untrainable(config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = build_from_config(AutoModelForCausalLM, config, dtype=torch.float32)
     shape = shape_of_model(config, model)
     try:
         kept = kept_of(with_fused_layers(model.eval()))

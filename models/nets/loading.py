@@ -20,7 +20,6 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -32,6 +31,7 @@ from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.precision import store_narrow, stores_narrow
+from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 from trimtab.models.nets.scoring import (
     CATEGORY_HEADS,
     category_heads,
@@ -79,10 +79,10 @@ def _base_policy(base: str) -> PreTrainedModel:
     """A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved."""
     gguf = gguf_of(base)
     if gguf is None:
-        return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        return load_pretrained(AutoModelForCausalLM, base, dtype=torch.float32)
     with torch.device("cpu"):
-        loaded = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        loaded = load_pretrained(
+            AutoModelForCausalLM, gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
     config = loaded.config
     if hasattr(config, "quantization_config"):
@@ -96,9 +96,9 @@ def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a packaged model, a folder or a hub id; pad falls back to the end token."""
     gguf = gguf_of(base)
     if gguf is None:
-        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer = load_tokenizer_of(base)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = load_tokenizer_of(gguf.parent, gguf_file=gguf.name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -128,7 +128,7 @@ def load_policy(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
 
     is_frozen: as in `load_base_policy`.
     """
-    load = partial(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32)
+    load = partial(load_pretrained, AutoModelForCausalLM, folder, dtype=torch.float32)
     return with_fused_layers(_loaded(load, is_frozen))
 
 
@@ -145,7 +145,8 @@ def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTra
     """
     labels = scorer_labels((), has_expected)
     with current_device():
-        model = AutoModelForSequenceClassification.from_pretrained(
+        model = load_pretrained(
+            AutoModelForSequenceClassification,
             folder,
             num_labels=len(labels),
             id2label=dict(enumerate(labels)),
@@ -189,7 +190,7 @@ def load_scorer(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
     is_frozen: as in `load_base_policy`.
     """
     kind = AutoModelForSequenceClassification
-    load = partial(kind.from_pretrained, folder, dtype=torch.float32)
+    load = partial(load_pretrained, kind, folder, dtype=torch.float32)
     return with_fused_layers(_loaded(load, is_frozen))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
@@ -28,6 +28,7 @@ from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch
+from trimtab.models.nets.pretrained import load_config
 from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
 from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
 from trimtab.models.stages.reward_model import score_splits
@@ -62,7 +63,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     of its answers' scores before and after).
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
-    limit = context_length(AutoConfig.from_pretrained(inputs["scorer"] / "model"))
+    limit = context_length(load_config(inputs["scorer"] / "model"))
     prompts, others = _prompts(config, inputs["data"])
     asked = [*prompts, *others]
     # Before the scorer is loaded: the policy goes with its answers.

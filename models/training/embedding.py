@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trimtab.models.nets.device import current_device
+from trimtab.models.nets.pretrained import load_sentence_encoder
 from trimtab.models.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def embed(
 
     Raises ValueError for a packaged encoder that is not installed.
     """
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(_encoder_path(encoder), device=str(current_device()))
+    model = load_sentence_encoder(_encoder_path(encoder), str(current_device()))
     different = list(dict.fromkeys(texts))
     windows = windows_of(different, model)
     # Windows of like length share a batch, and a part of them one report of progress.

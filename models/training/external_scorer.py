@@ -19,7 +19,6 @@ import torch
 from jinja2 import TemplateError
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -31,6 +30,7 @@ from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, encode, pack
 from trimtab.models.nets.precision import store_narrow
+from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 from trimtab.models.nets.scoring import response_scores
 from trimtab.models.reporting.score_token import HH_TEMPLATE, MARK
 from trimtab.models.training.batching import micro_batches
@@ -66,11 +66,11 @@ class ExternalScorer:
         if (folder / "adapter_config.json").is_file():
             raise ValueError(f"{name}: found an adapter; allowed: merged weights")
         with current_device():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
+            model, info = load_pretrained(
+                AutoModelForSequenceClassification,
                 name,
                 dtype=torch.float32,
                 use_safetensors=True,
-                trust_remote_code=False,
                 output_loading_info=True,
             )
         if model.config.num_labels != 1:
@@ -83,7 +83,7 @@ class ExternalScorer:
                 f"model with all weights of {type(model).__name__}"
             )
         store_narrow(*(find_layers(model) or ()))
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = load_tokenizer_of(name)
         return cls(with_fused_layers(model), tokenizer, _is_own(model, folder))
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.registered import downloaded
 from trimtab.infra.settings import Settings
@@ -66,7 +68,10 @@ class _Runs:
         path.parent.mkdir(parents=True)
         path.write_text(key)
         path.with_name("config.json").write_text(json.dumps(CONFIG))
-        path.with_name("tokenizer.json").write_text("{}")
+        words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="<pad>"))
+        words.add_special_tokens(["<pad>", "<eos>"])
+        words.save(str(path.with_name("tokenizer.json")))
+        path.with_name("tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
         (path.parents[1] / "critic").mkdir()
         (path.parents[1] / "critic" / "model.safetensors").write_text(f"critic of {key}")
         refs = {role: made.ref for role, made in parents.items()}
@@ -270,7 +275,10 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     runs.end("scored", {1: "first"}, champion=None, scorers=scorers)
     client = runs.tracking.connect()
     found = client.get_model_version_by_alias("trimtab-reward-model-scored", "candidate")
-    assert found.tags[KEY] == "rewards" and "the tokenizer's end token" in found.description
+    assert (
+        found.tags[KEY] == "rewards"
+        and "the tokenizer puts the end token behind" in found.description
+    )
     model = client.get_logged_model(found.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics} == {
         "relabelled/label_accuracy": 0.75
@@ -335,7 +343,11 @@ def test_a_registered_scorer_s_settings_are_its_own_and_the_store_keeps_its(runs
     (ours,) = (runs.store_folder / "artifacts/reward_model/untouched").glob(f"*/{PLACE}")
     assert (folder / PLACE).samefile(ours)
     assert json.loads(ours.with_name("config.json").read_text()) == CONFIG
-    assert json.loads((folder / "model/config.json").read_text())["label2id"] == {"reward": 0}
+    made = json.loads((folder / "model/config.json").read_text())
+    assert made["label2id"] == {"reward": 0} and made["problem_type"] == "regression"
+    own = json.loads(ours.with_name("tokenizer.json").read_text())
+    assert own["normalizer"] is None
+    assert json.loads((folder / "model/tokenizer.json").read_text())["normalizer"] is not None
 
 
 def test_a_try_that_was_stopped_before_there_was_a_version_is_taken_up(

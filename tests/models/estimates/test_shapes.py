@@ -281,7 +281,7 @@ NO_SCORER = "of which transformers has no AutoModelForSequenceClassification"
         (
             "llama",
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "with a quantization_config; allowed: weights that are not quantised",
+            "found quantization_config in config.json",
         ),
         ("llama", {"num_hidden_layers": 0}, "without layers; allowed: at least one"),
         ("llama", {"num_attention_heads": 5}, "is not a multiple of the number of attention heads"),

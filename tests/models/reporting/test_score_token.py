@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.models.judge.tiny import tiny_tokenizer
 from trimtab.infra.tracking.model_folder import SCORER, make_model_folder
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer, save_model
 from trimtab.models.reporting.export import export_scorer
+from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.reporting.score_token import MARK
 from trimtab.models.training.external_scorer import ExternalScorer
 from trimtab.models.training.progress import Progress
@@ -261,6 +263,28 @@ def test_mlflow_and_trl_read_the_same_score(saved: Saved, tmp_path: Path, policy
     assert found["score"].tolist() == expected
     classify = mlflow.transformers.load_model(str(made))
     assert [each["score"] for each in classify(saved.texts)] == expected
+
+
+@pytest.mark.slow
+def test_the_card_s_code_prints_the_score(saved: Saved, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = json.loads((saved.exported / "config.json").read_text())[MARK]
+    exported = Exported(
+        *("scorer", "reward_model", "mine", "", {}, {}),
+        {"stage": "reward_model", "digest": "0", "versions": {}, "parents": {}},
+        *("About.", "Limits."),
+        score_token=mark,
+    )
+    card = model_card(exported)
+    assert f"read at the end token `{mark['score_token']}`" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    messages, prompt, response = saved.rows[0]
+    code = code.replace("FOLDER", str(saved.exported))
+    for said in messages:
+        code = code.replace('"..."', json.dumps(said["content"]), 1)
+    capsys.readouterr()
+    exec(code, {"prompt": prompt, "response": response})
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == [[pytest.approx(saved.expected()[0], abs=1e-5)]] * 2
 
 
 def test_a_prompt_and_tokens_by_themselves_stay_as_they_are(tmp_path: Path) -> None:
