@@ -131,7 +131,7 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     dropout: float = 0.0,
     scaling: float | None = None,
     *,
-    packed_lengths: Lengths,
+    packed_lengths: Lengths | None = None,
     packed_sequences: Sequences | None = None,
     softcap: float | None = None,
     **options: Any,
@@ -141,6 +141,11 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     attention_mask: `further_mask`. packed_sequences: on the device; None: flash attention, where
     there is one, asks for them. softcap: scores s become softcap tanh(s / softcap).
     """
+    if packed_lengths is None:
+        raise ValueError(
+            f"the model hands no arguments of its own to attention functions "
+            f"({type(module).__name__}), so that packed rows cannot be kept apart in it"
+        )
     dtype = attention_dtype(value.dtype)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     lengths = tuple(packed_lengths)

@@ -25,83 +25,23 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-)
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from trimtab.models.nets.attention import packed_attention
+from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
-from trimtab.models.nets.pretrained import build_from_config, load_config, refuse_code
+from trimtab.models.nets.pretrained import build_from_config
+from trimtab.models.nets.supported import decoder_config, unencodable_in, untrainable
 from trimtab.models.nets.trunk import hidden_states
 
 # Two passes of so many tokens tell what is kept a token from what is kept once.
 FEW_TOKENS, MORE_TOKENS = 16, 32
 NARROW = torch.bfloat16
-
-
-def unbuildable(config: PreTrainedConfig) -> str | None:
-    """Why there is no decoder with attention to build; None if there is."""
-    kind = f"found model_type {config.model_type!r}"
-    if getattr(config, "is_encoder_decoder", False):
-        return f"{kind}, an encoder-decoder; allowed: a decoder (AutoModelForCausalLM)"
-    if config.get_text_config() is not config:
-        return (
-            f"{kind}, a model of more than text, with a configuration of its language model "
-            "inside; allowed: a language model alone"
-        )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return f"{kind}; allowed: a decoder that transformers' AutoModelForCausalLM knows"
-    if not getattr(config, "num_attention_heads", None):
-        return f"{kind} without attention heads (a state-space model); allowed: attention"
-    if not getattr(config, "num_hidden_layers", None):
-        return f"{kind} without layers; allowed: at least one"
-    return None
-
-
-def untrainable(config: PreTrainedConfig) -> str | None:
-    """Why policy and scorers cannot be trained from a decoder; None if they can.
-
-    By its configuration and classes: `Pass` says what a pass of packed rows shows.
-    """
-    kind = f"found model_type {config.model_type!r}"
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        return (
-            f"{kind}, of which transformers has no AutoModelForSequenceClassification; allowed: "
-            "an architecture that has one, as reward models need it"
-        )
-    others = {
-        name
-        for name in getattr(config, "layer_types", None) or ()
-        if not name.endswith("_attention") or name == "linear_attention"
-    }
-    if others:
-        return (
-            f"{kind} with layers of {', '.join(sorted(others))}, which mix responses of a packed "
-            "row; allowed: layers with attention"
-        )
-    if getattr(config, "max_position_embeddings", None) is None:
-        return f"{kind} without max_position_embeddings; allowed: a model that says its context"
-    with torch.device("meta"):
-        scorer = build_from_config(AutoModelForSequenceClassification, config)
-    if not isinstance(getattr(scorer, "score", None), nn.Linear):
-        return f"{kind}, whose {type(scorer).__name__} has no `score`; allowed: one linear head"
-    return None
-
-
-def stacked_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The trunk's layers, in whatever part of it they are. Raises ValueError if in no list."""
-    count = model.config.num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise ValueError(f"{type(model).__name__} keeps its {count} layers in no list")
 
 
 class Pass:
@@ -132,7 +72,7 @@ class Pass:
         AttentionInterface.register(name, partial(self._attend, attend))
         handles = [
             handle
-            for index, layer in enumerate(stacked_layers(model))
+            for index, layer in enumerate(layers_of(model))
             for handle in (
                 layer.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True),
                 layer.register_forward_hook(self._leave),
@@ -180,7 +120,7 @@ class Pass:
 
 def shape_of_model(config: PreTrainedConfig, model: PreTrainedModel) -> dict[str, Any]:
     """The fields of `trimtab.models.estimates.shapes.ModelShape`, but what autograd keeps."""
-    heads, trunk, layers = config.num_attention_heads, model.base_model, stacked_layers(model)
+    heads, trunk, layers = config.num_attention_heads, model.base_model, layers_of(model)
     head = model.get_output_embeddings()
     in_trunk, embedding = (
         _numel(trunk),
@@ -208,13 +148,17 @@ def _numel(module: nn.Module) -> int:
 
 
 def _layer(config: PreTrainedConfig, layer: nn.Module) -> dict[str, Any]:
-    maps = [part for part in layer.modules() if isinstance(part, nn.Linear)]
+    maps = [
+        (part.in_features, part.out_features) if isinstance(part, nn.Linear) else (part.nx, part.nf)
+        for part in layer.modules()
+        if isinstance(part, nn.Linear | Conv1D)
+    ]
     experts = [parameter for parameter in layer.parameters() if parameter.ndim == 3]
     taken = getattr(config, "num_experts_per_tok", None)
     matrices = sum(parameter.numel() for parameter in layer.parameters() if parameter.ndim == 2)
     active = sum(each.numel() * min(1.0, (taken or len(each)) / len(each)) for each in experts)
     return {
-        "maps": [(part.in_features, part.out_features) for part in maps],
+        "maps": maps,
         "parameters": _numel(layer),
         "active": matrices + round(active),
     }
@@ -223,7 +167,7 @@ def _layer(config: PreTrainedConfig, layer: nn.Module) -> dict[str, Any]:
 def with_narrow_products(model: PreTrainedModel) -> None:
     """Matrices of layers, and what they multiply, become narrow; as under autocast, whose device
     cannot be meta."""
-    for layer in stacked_layers(model):
+    for layer in layers_of(model):
         for part in layer.children():
             if any(parameter.ndim > 1 for parameter in part.parameters()):
                 part.register_forward_pre_hook(_cast_first, with_kwargs=True)
@@ -248,7 +192,7 @@ def kept_of(model: PreTrainedModel) -> dict[str, Any]:
     """
     with_narrow_products(model)
     few, more = (Pass(model, tokens) for tokens in (FEW_TOKENS, MORE_TOKENS))
-    count = len(stacked_layers(model))
+    count = len(layers_of(model))
     others = [index for index in range(count) if more.calls[index] != 1]
     if others:
         raise ValueError(
@@ -278,15 +222,10 @@ def _as_usual(shape: dict[str, Any]) -> dict[str, Any]:
 
 def counted(path: Path) -> dict[str, Any]:
     """What is printed for a `config.json`."""
-    try:
-        refuse_code(path.parent)
-    except ValueError as error:
-        return {"shape": None, "untrainable": str(error)}
-    config = load_config(path.parent)
-    reason = unbuildable(config)
-    if reason is not None:
+    config, reason = decoder_config(path.parent)
+    if config is None or reason is not None:
         return {"shape": None, "untrainable": reason}
-    reason = untrainable(config)
+    reason = untrainable(config) or unencodable_in(path.parent, config)
     with torch.device("meta"):
         model = build_from_config(AutoModelForCausalLM, config, dtype=torch.float32)
     shape = shape_of_model(config, model)

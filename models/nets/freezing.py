@@ -70,27 +70,41 @@ def check_trained_names(expected: Iterable[str], names: Iterable[str]) -> None:
         )
 
 
+# OPT makes these before its layers, and passes them behind.
+_BEHIND = {"final_layer_norm", "project_out"}
+
+
 def embeddings_of(model: PreTrainedModel) -> list[nn.Module]:
     """The trunk's embeddings: of tokens and, in some models, of positions."""
-    layers = layers_of(model)
-    children = list(model.base_model.children())
-    return children[: next(place for place, child in enumerate(children) if child is layers)]
+    parent, name = place_of_layers(model)
+    names = [child for child, _ in parent.named_children()]
+    return [getattr(parent, child) for child in names[: names.index(name)] if child not in _BEHIND]
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """The trunk's list of layers. Raises ValueError for an architecture that keeps no such list."""
-    layers = find_layers(model)
-    if layers is None:
-        raise ValueError(
-            f"{type(model).__name__} keeps its layers in no list of "
-            f"{model.config.num_hidden_layers}; trainable_layers cannot be used with it"
-        )
+    parent, name = place_of_layers(model)
+    layers: nn.ModuleList = getattr(parent, name)
     return layers
 
 
+def place_of_layers(model: PreTrainedModel) -> tuple[nn.Module, str]:
+    """The part of the trunk that holds its list of layers, and the list's name there.
+
+    It is the trunk itself, or its decoder (OPT). Raises ValueError as `layers_of`.
+    """
+    for parent in model.base_model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers:
+                return parent, name
+    raise ValueError(
+        f"{type(model).__name__} keeps its {model.config.num_hidden_layers} layers in no list"
+    )
+
+
 def find_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """The trunk's list of layers, known by its length."""
-    for module in model.base_model.children():
-        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
-            return module
-    return None
+    """As `layers_of`; None where there is no such list."""
+    try:
+        return layers_of(model)
+    except ValueError:
+        return None

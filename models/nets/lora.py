@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.freezing import layers_of
@@ -30,29 +31,35 @@ def add_adapters(
     A language-model head is frozen with the rest, whether a policy's or lent to a scorer. Adapters
     begin as nothing: B is 0, A is drawn from `seed`. is_narrow: W is stored narrow where frozen
     models are; its sum with the adapter is a float32 one in the end. Raises ValueError for a model
-    whose layers have no `nn.Linear`.
+    whose layers have no linear maps.
     """
     from peft import LoraConfig as Lora  # loads in a second
     from peft import LoraModel
 
     torch.manual_seed(seed)
     layers = {id(layer) for layer in layers_of(model)[num_frozen:]}
-    names = [
-        f"{name}.{inner}"
+    maps = {
+        f"{name}.{inner}": part
         for name, module in model.named_modules()
         if id(module) in layers
         for inner, part in module.named_modules()
-        if isinstance(part, nn.Linear)
-    ]
-    if not names:
+        if isinstance(part, nn.Linear | Conv1D)
+    }
+    if not maps:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear in its layers: lora cannot be used with it"
+            f"{type(model).__name__} has no linear maps in its layers: lora cannot be used with it"
         )
-    lora = Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names)
+    is_transposed = all(isinstance(part, Conv1D) for part in maps.values())  # GPT-2
+    lora = Lora(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(maps),
+        fan_in_fan_out=is_transposed,
+    )
     with torch.device("cpu"):  # a GPU would draw others from the seed; peft moves them to it
         LoraModel(model, lora, "default")
     if is_narrow:
-        store_narrow(*(model.get_submodule(f"{name}.base_layer") for name in names))
+        store_narrow(*(model.get_submodule(f"{name}.base_layer") for name in maps))
     for head in ("score", "prototypes"):
         if hasattr(model, head):
             getattr(model, head).requires_grad_(True)

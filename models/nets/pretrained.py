@@ -45,7 +45,8 @@ def load_pretrained(kind: Any, name: str | PathLike[str], **settings: Any) -> An
 
 def build_from_config(kind: Any, config: PreTrainedConfig, **settings: Any) -> Any:
     """`kind.from_config`: a model with new weights. Raises ValueError as `refuse_code`."""
-    _refuse(config.to_dict(), config.model_type)
+    if (reason := _code_in(config.to_dict())) is not None:
+        raise ValueError(f"{config.model_type}: {reason}")
     return kind.from_config(config, **NO_CODE_OF_NEW, **settings)
 
 
@@ -75,28 +76,35 @@ def load_sentence_encoder(name: str, device: str) -> Any:
 
 def refuse_code(name: str | PathLike[str]) -> None:
     """Raise ValueError where the config.json of a folder or hub id names code."""
+    if (reason := code_named_by(name)) is not None:
+        raise ValueError(f"{name}: {reason}")
+
+
+def code_named_by(name: str | PathLike[str]) -> str | None:
+    """The code that the config.json of a folder or hub id names, and what is allowed; else None."""
     fields, _ = PreTrainedConfig.get_config_dict(name)
-    _refuse(fields if isinstance(fields, dict) else {}, str(name))
+    return _code_in(fields if isinstance(fields, dict) else {})
 
 
-def _refuse(fields: Mapping[str, Any], name: str) -> None:
+def _code_in(fields: Mapping[str, Any]) -> str | None:
     kind = fields.get("model_type")
     if "auto_map" in fields and kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{name}: found model_type {kind!r} with code of its own (auto_map), which is not run; "
+        return (
+            f"found model_type {kind!r} with code of its own (auto_map), which is not run; "
             "allowed: an architecture that transformers has"
         )
     for key, value in _settings(fields):
         if key.endswith(IMPLEMENTATIONS) and "/" in str(value):
-            raise ValueError(
-                f"{name}: found {key} {value!r}, a kernel of the hub, which is code; allowed: one "
-                "of transformers' own, or none"
+            return (
+                f"found {key} {value!r}, a kernel of the hub, which is code; allowed: one of "
+                "transformers' own, or none"
             )
         if key in KERNELS and value:
-            raise ValueError(
-                f"{name}: found {key} in config.json, by which kernels of the hub, which are "
-                "code, can be asked for; allowed: weights that are not quantised, without it"
+            return (
+                f"found {key} in config.json, by which kernels of the hub, which are code, can be "
+                "asked for; allowed: weights that are not quantised, without it"
             )
+    return None
 
 
 def _settings(fields: Any) -> Iterator[tuple[str, Any]]:

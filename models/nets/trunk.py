@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.models.nets.attention import further_mask, packed_attention
-from trimtab.models.nets.freezing import embeddings_of, find_layers, layers_of
+from trimtab.models.nets.freezing import embeddings_of, find_layers, layers_of, place_of_layers
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import attention_dtype, trunk_precision
 
@@ -113,14 +113,14 @@ def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 @contextmanager
 def _only(model: PreTrainedModel, chosen: slice) -> Iterator[nn.ModuleList]:
     """Inside, the trunk has the chosen layers only."""
-    whole, trunk = layers_of(model), model.base_model
-    name = next(name for name, child in trunk.named_children() if child is whole)
+    parent, name = place_of_layers(model)
+    whole = getattr(parent, name)
     part = whole[chosen]
-    setattr(trunk, name, part)
+    setattr(parent, name, part)
     try:
         yield part
     finally:
-        setattr(trunk, name, whole)
+        setattr(parent, name, whole)
 
 
 def _with_input(

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from trimtab.models.config.training import SFTConfig
-from trimtab.models.nets.loading import build_policy, load_base_tokenizer, save_model
+from trimtab.models.nets.loading import build_policy, gguf_of, load_base_tokenizer, save_model
+from trimtab.models.nets.supported import check_trainable
 from trimtab.models.training import distributed
-from trimtab.models.training.data import encode_dialogues
+from trimtab.models.training.data import context_length, encode_dialogues
 from trimtab.models.training.imitation import imitate
 from trimtab.models.training.progress import write_json
 
@@ -21,12 +22,15 @@ def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """
     base = config.model.base
     tokenizer = load_base_tokenizer(base or str(inputs["data"] / "tokenizer"))
+    if base is not None and gguf_of(base) is None:
+        check_trainable(base, tokenizer)
     torch.manual_seed(config.seed)
     model = build_policy(config.model, tokenizer)
     summary: dict[str, float] = {}
     if config.fine_tune:
         path = inputs["data"] / "demonstrations.jsonl"
-        rows = encode_dialogues(path, tokenizer, config.model.max_length)
+        longest = min(config.model.max_length, context_length(model.config))
+        rows = encode_dialogues(path, tokenizer, longest)
         summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir)
     else:
         distributed.leave()

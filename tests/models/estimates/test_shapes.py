@@ -28,8 +28,8 @@ from trimtab.models.estimates.shapes import (
     shape_of,
 )
 from trimtab.models.estimates.work import trained_parameters as trained_parameters_of
-from trimtab.models.nets.counted import counted, main, stacked_layers
-from trimtab.models.nets.freezing import freeze_lower_layers, trained_parameters
+from trimtab.models.nets.counted import counted, main
+from trimtab.models.nets.freezing import freeze_lower_layers, layers_of, trained_parameters
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.loading import build_policy
 from trimtab.models.nets.packing import Candidates, pack
@@ -208,7 +208,7 @@ def test_architectures_have_the_counted_parameters(
     model = AutoModelForCausalLM.from_config(config)
     shape = shape_from(counted(tmp_path / "config.json")["shape"])
     assert shape.policy_parameters == _count(model)
-    assert shape.layer_parameters == _count(stacked_layers(model)[0])
+    assert shape.layer_parameters == _count(layers_of(model)[0])
     assert shape.vocab_size == model.get_input_embeddings().weight.shape[0]
     config.num_labels = 2
     scorer = AutoModelForSequenceClassification.from_config(config)
@@ -262,7 +262,7 @@ NO_SCORER = "of which transformers has no AutoModelForSequenceClassification"
     ("kind", "changes", "message"),
     [
         ("t5", {}, "found model_type 't5', an encoder-decoder; allowed: a decoder"),
-        ("bert", {}, "BertForSequenceClassification has no `score`; allowed: one linear head"),
+        ("bert", {}, "BertModel is not causal (BertSelfAttention)"),
         ("gemma3", {}, "'gemma3', a model of more than text"),
         ("llava", {}, "'llava', a model of more than text"),
         ("mamba", {"num_attention_heads": None}, "without attention heads (a state-space model)"),
@@ -271,7 +271,8 @@ NO_SCORER = "of which transformers has no AutoModelForSequenceClassification"
         ("cohere2", {}, NO_SCORER),
         ("granite", {}, NO_SCORER),
         ("nemotron", {}, "hands no arguments of its own to attention functions"),
-        ("bloom", {}, "without max_position_embeddings"),
+        ("bloom", {}, "BloomModel does not use transformers' attention functions"),
+        ("llama", {"max_position_embeddings": None}, "without max_position_embeddings"),
         (
             "qwen3_5_text",
             {"layer_types": 2 * ["linear_attention"] + ["full_attention"]},

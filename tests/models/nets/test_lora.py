@@ -137,7 +137,27 @@ def test_a_reference_shares_what_the_policy_does_not_train() -> None:
     torch.testing.assert_close(response_logprobs(reference, pack(ROWS))[0], expected)
 
 
+def test_maps_that_are_stored_transposed_have_adapters() -> None:
+    """GPT-2's, whose weight W is (in, out): it becomes W + (alpha / rank) (B A)^T."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=2)).eval()
+    start = copy.deepcopy(model.state_dict())
+    add_adapters(model, LORA, num_frozen=1, seed=0)
+    _disturb(model)
+    expected = response_logprobs(model, pack(ROWS))[0].detach()
+    layer = model.transformer.h[1].mlp.c_fc
+    change = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    merge_adapters(model)
+    torch.testing.assert_close(response_logprobs(model, pack(ROWS))[0], expected)
+    name = "transformer.h.{}.mlp.c_fc.weight"
+    found = model.state_dict()
+    torch.testing.assert_close(found[name.format(1)], start[name.format(1)] + change.T)
+    assert torch.equal(found[name.format(0)], start[name.format(0)])
+
+
 def test_a_model_without_linear_maps_is_refused() -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=2))
-    with pytest.raises(ValueError, match=r"GPT2LMHeadModel has no nn.Linear in its layers"):
+    model = LlamaForCausalLM(CONFIG)
+    for layer in model.model.layers:
+        layer.self_attn = layer.mlp = torch.nn.Identity()
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has no linear maps in its layers"):
         add_adapters(model, LORA, num_frozen=0, seed=0)
