@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 SHOW_CURSOR = "\033[?25h"
+WAITING = (
+    "trimtab: Ctrl-C: trainers stop at a checkpoint once the step that they are in is done, which "
+    "may take minutes; Ctrl-C again ends all at once"
+)
 
 
 class _Ending:
@@ -30,6 +34,8 @@ class _Ending:
                 sys.stderr.flush()
             os._exit(128 + signal.SIGINT)  # trainers and servers end with this process
         _Ending.is_interrupted = True
+        if getattr(signal.getsignal(signal.SIGTERM), "__func__", None) is not _Ending.terminate:
+            print(WAITING, file=sys.stderr, flush=True)
         signal.raise_signal(signal.SIGTERM)
 
     def terminate(self, _number: int, _frame: FrameType | None) -> None:
@@ -40,6 +46,11 @@ class _Ending:
         if self.at_once:
             os._exit(128 + number)
         sys.exit(128 + number)
+
+
+def is_interrupted() -> bool:
+    """Whether this process was asked to end by Ctrl-C."""
+    return _Ending.is_interrupted
 
 
 @contextmanager

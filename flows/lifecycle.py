@@ -19,9 +19,10 @@ from uuid import UUID
 import coolname
 from coolname.loader import load_config
 from prefect.client.orchestration import get_client
-from prefect.exceptions import Pause
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause, TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 
 import trimtab
 from trimtab.flows.checks import (
@@ -32,6 +33,7 @@ from trimtab.flows.checks import (
     uncounted_plan,
 )
 from trimtab.flows.config import NOT_COUNTED, RunConfig, require_flow
+from trimtab.flows.exit_handling import is_interrupted
 from trimtab.flows.names import (
     RunName,
     check_free,
@@ -245,11 +247,26 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     except (KeyboardInterrupt, SystemExit):
         patience = 0.0
         raise
+    except TerminationSignal:
+        if is_interrupted():
+            _cancel()
+        raise
     finally:
         tracked.tracking.flush(patience)
         close_leftovers(tracked)
     if suspension is not None:
         raise suspension
+
+
+def _cancel() -> None:
+    """Tell Prefect that a person ended the flow run, which would count as crashed otherwise."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    run = context.flow_run
+    with get_client(sync_client=True) as client:
+        state = Cancelled(message="Stopped by Ctrl-C; the same command goes on")
+        run.state = client.set_flow_run_state(run.id, state, force=True).state
 
 
 def _suspended_tags() -> dict[str, str]:

@@ -7,6 +7,7 @@ not around the task: a stage that is found in the store, or waits for another, h
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,6 +15,7 @@ from httpx import HTTPStatusError, TransportError
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.processes.launch import wait_unless_stopped
 
 GPU_SLOTS = "trimtab-gpu"
@@ -46,13 +48,15 @@ def _is_outage(error: BaseException | None) -> bool:
 def gpu_slots(count: int) -> Iterator[None]:
     """Hold slots, none or more, waiting for them as long as it takes.
 
+    A command's own server has none: the host's locks (trimtab.infra.processes.gpus) do.
+
     It waits in short turns, so that a flow that is stopped meanwhile gets a word in, and through an
     outage of the server or its database. A renewal that
     fails in an outage does not stop training: the host's own slots still hold. Raises SlotsError
     for more slots than there are.
     """
     with ExitStack() as held:
-        while count:
+        while count and EMBEDDED_VARIABLE not in os.environ:
             try:
                 held.enter_context(
                     concurrency(

@@ -105,8 +105,10 @@ def new_client(uri: str) -> Any:
     with quick_imports():
         from mlflow.tracking import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+    for name in ("alembic", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # What it logs, with a traceback for each call to a full disk's database, it raises as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded
+from trimtab.flows.exit_handling import WAITING
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -235,7 +236,13 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
         shutil.copytree(home / there, tmp_path / there)
     output = ended(tmp_path, signal.SIGINT, "ppo_max", 2, *FINISHED)
     assert output.splitlines()[-1].startswith("trimtab: stopped by Ctrl-C"), output
-    assert "Traceback" not in output
+    assert "Traceback" not in output and "Crash" not in output
+    assert WAITING in output.splitlines()
+    with closing(sqlite3.connect(Path(os.environ["PREFECT_HOME"]) / "prefect.db")) as prefect:
+        newest = "select state_type from flow_run order by created desc limit 1"
+        assert prefect.execute(newest).fetchone() == ("CANCELLED",)
+        limits = "select count(*) from log where message like '%do not exist%'"
+        assert prefect.execute(limits).fetchone() == (0,)  # where no GPU slots were made
     assert _newest_step(tmp_path) == 2, "the step was not saved when it was to stop"
 
     output = ended(tmp_path, signal.SIGTERM, "ppo_max", 3, *FINISHED)

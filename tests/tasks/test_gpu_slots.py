@@ -48,3 +48,11 @@ def test_what_will_not_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         pass
     with pytest.raises(ConcurrencySlotAcquisitionError), gpu_slots(1):
         pass
+
+
+def test_a_command_s_own_server_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no such limit, of which Prefect would warn in every stage that takes a GPU."""
+    taken = _failing(monkeypatch)
+    monkeypatch.setenv(module.EMBEDDED_VARIABLE, "1")
+    with gpu_slots(2):
+        assert taken == []
