@@ -431,6 +431,8 @@ def prefect_server() -> Iterator[Callable[[], None]]:
     """
     with exit_on_signals(CONTINUE_HINT), local_prefect_server() as wait_until_ready:
         with _loading():
+            from prefect.exceptions import PrefectHTTPStatusError
+
             from trimtab.tasks.context import preload
             from trimtab.tasks.execution import StageInputError, StageOutputError
             from trimtab.tasks.registry import LineageError
@@ -443,6 +445,14 @@ def prefect_server() -> Iterator[Callable[[], None]]:
             yield wait_until_ready
         except (LineageError, NameTakenError, PrefectServerError, RegistryError, *stages) as error:
             raise CommandError(str(error)) from error
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            raise CommandError(
+                "Prefect's server could not write down how the run stands "
+                f"({error.response.status_code}); its messages are above or in its log. Where the "
+                "disk is full, free space; the same command goes on"
+            ) from error
 
 
 def load_flow(name: str) -> Callable[..., Any]:

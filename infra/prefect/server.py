@@ -11,8 +11,10 @@ Imports no Prefect in the process that calls `local_prefect_server`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.busy_database import retry_when_busy
@@ -92,6 +95,27 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
     )
 
 
+class _Briefly(logging.Filter):
+    """Of what SQLite refuses, such as to write to a full disk, a line once, for all that it meets.
+
+    Every request and every service of the server, several times a second, would say a hundred.
+    """
+
+    said: ClassVar[set[str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None and not isinstance(error, sqlite3.Error):
+            error = error.__cause__ or error.__context__
+        if error is None:
+            return True
+        is_news = str(error) not in self.said
+        self.said.add(str(error))
+        record.msg, record.args = "%s; not said again", (f"Prefect's database: {error}",)
+        record.exc_info = record.exc_text = None
+        return is_news
+
+
 def serve(descriptor: int) -> None:
     """The child: serve on the inherited socket until stdin ends, then drain and stop."""
     with quick_imports():
@@ -107,6 +131,9 @@ def serve(descriptor: int) -> None:
         # application is made in this process.
         app = retry_when_busy(create_app(ephemeral=True, final=True))
     server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
+    loggers = [logging.getLogger(name) for name in (None, *logging.root.manager.loggerDict)]
+    for handler in {handler for logger in loggers for handler in logger.handlers}:
+        handler.addFilter(_Briefly())
 
     def stop_after_the_command() -> None:
         while os.read(0, 1):  # not through sys.stdin: its lock would outlive this thread

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
+
+from trimtab.flows.commands import prefect_server
+from trimtab.flows.errors import CommandError
 
 # In place of what starts the server: whether Prefect is loaded by then.
 LOOK = """
@@ -42,3 +47,18 @@ def test_prefect_is_not_loaded_before_its_server_starts(
         text=True,
     )
     assert found.stdout == "False\n", found.stdout + found.stderr
+
+
+def test_a_server_that_cannot_write_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk; what it refuses for another reason is a mistake of ours."""
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    (tmp_path / "reports").mkdir()
+    request = httpx.Request("POST", "http://127.0.0.1:1/api/flow_runs")
+    for status, wanted in ((500, CommandError), (422, PrefectHTTPStatusError)):
+        answer = httpx.Response(status, request=request)
+        with pytest.raises(wanted) as raised, prefect_server():
+            raise PrefectHTTPStatusError("refused", request=request, response=answer)
+    assert "\n" not in str(raised.value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
+from trimtab.infra.prefect.server import PrefectServerError, _Briefly, local_prefect_server
 
 COMMAND = """
 import sys, time
@@ -85,3 +87,28 @@ def test_a_server_that_cannot_start_says_so(
     ):
         wait_until_ready()
     assert "PREFECT_API_URL" not in os.environ
+
+
+def test_a_full_disk_is_said_once_and_other_errors_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """SQLAlchemy wraps what SQLite raises; each request and service logs it with a traceback."""
+
+    def log(cause: Exception, times: int) -> None:
+        for number in range(times):
+            try:
+                try:
+                    raise cause
+                except type(cause) as error:
+                    raise RuntimeError(f"insert {number}") from error
+            except RuntimeError:
+                logging.getLogger(f"server.{number % 3}").exception("Error flushing %s", number)
+
+    caplog.handler.addFilter(_Briefly())
+    log(sqlite3.OperationalError("database or disk is full"), 100)
+    assert (
+        caplog.text.count("\n") == 1 and "database or disk is full; not said again" in caplog.text
+    )
+    caplog.clear()
+    log(sqlite3.OperationalError("attempt to write a readonly database"), 2)
+    log(KeyError("of a mistake"), 2)
+    assert caplog.text.count("readonly") == 1
+    assert caplog.text.count("KeyError: 'of a mistake'") == caplog.text.count("insert 0") + 1 == 2
