@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,11 +18,12 @@ from uuid import UUID
 
 import coolname
 from coolname.loader import load_config
+from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled, Completed, State
 
 import trimtab
 from trimtab.flows.checks import (
@@ -264,8 +265,8 @@ def _cancel() -> None:
     if context is None or context.flow_run is None:
         return
     run = context.flow_run
-    with get_client(sync_client=True) as client:
-        state = Cancelled(message="Stopped by Ctrl-C; the same command goes on")
+    with suppress(HTTPError), get_client(sync_client=True) as client:
+        state: State = Cancelled(message="Stopped by Ctrl-C; the same command goes on")
         run.state = client.set_flow_run_state(run.id, state, force=True).state
 
 

@@ -61,4 +61,4 @@ def test_a_server_that_cannot_write_is_one_line(
         answer = httpx.Response(status, request=request)
         with pytest.raises(wanted) as raised, prefect_server():
             raise PrefectHTTPStatusError("refused", request=request, response=answer)
-    assert "\n" not in str(raised.value)
+        assert "\n" not in str(raised.value)
