@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prefect.states import Completed
@@ -9,13 +10,23 @@ from prefect.states import Completed
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
 from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
-from trimtab.flows.names import GivenName, name_run
+from trimtab.flows.names import NUM_HEX, GivenName, name_run, registered_model_name
 from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
-from trimtab.flows.run import Run
+from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.suspension import other_that_waits, require_resumable
-from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
+from trimtab.tasks.registry import (
+    KEY,
+    REPORT,
+    TRIED,
+    LineageError,
+    Registered,
+    model_name,
+    registered,
+)
+
+_DIGEST = re.compile(rf"-[0-9a-f]{{{NUM_HEX}}}(?=-|$)")
 
 __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
 
@@ -71,10 +82,12 @@ def _idle(message: str) -> Any:
 def champion_of(recipe: str) -> Registered:
     """The champion of a recipe, or of a registered model, with its run.
 
-    Raises NoChampionError where there is none yet, ConfigError where no recipe could have one.
+    Raises NoChampionError where there is none yet, ConfigError where no recipe could have one, and
+    LineageError where it is no policy of a run that competes for it.
     """
     champion = registered(recipe, "champion")
     if champion is not None:
+        _require_competitor(champion)
         return champion
     name = model_name(recipe)
     known = [each for each in RECIPES if f"{name}-".startswith(f"{model_name(each)}-")]
@@ -86,4 +99,28 @@ def champion_of(recipe: str) -> Registered:
         f"{name} has no champion to continue from: first run `trimtab run {max(known, key=len)}` "
         "(deployment rlhf) on its data; its policy becomes champion if it wins on the "
         "validation prompts"
+    )
+
+
+def _require_competitor(champion: Registered) -> None:
+    """Raise LineageError unless the report of its run says that the policy is of that round, and
+    competes under that model's name.
+
+    Whoever may write in MLflow's registry can give the alias to a version with any tags; the report
+    is in the store. Digests in the name are left out: recipes change, and so do files of data.
+    """
+    config, version = load_config(champion.config), champion.version
+    model = registered_model_name(config)
+    role = roles_of_round(champion.round, config.rounds.meta_rm_from).policy
+    policy = champion.artifacts.get(role)
+    if policy is None or policy.ref.key != version.tags[KEY]:
+        fault = f"its policy is not that of round {champion.round}"
+    elif _DIGEST.sub("", version.name) != _DIGEST.sub("", model):
+        fault = f"its policies compete as {model}"
+    else:
+        return
+    raise LineageError(
+        f"version {version.number} of {version.name} is of the run of report "
+        f"{version.tags[REPORT][:16]}, and {fault}: no round continues from it. Give the alias "
+        f"champion to another version: `trimtab rollback {version.name} NUMBER`"
     )

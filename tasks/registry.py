@@ -482,7 +482,8 @@ def reports_of_registered() -> set[str]:
 def registered(recipe: str, which: str) -> Registered | None:
     """A policy by alias or version number, with its run; None where there is none.
 
-    Raises LineageError where the store no longer has its run.
+    Raises LineageError where the store no longer has its run, or has it without that policy:
+    MLflow's tags may be anybody's, and what is not in the store under its digest is no run's.
     """
     version = registry().find(model_name(recipe), which)
     if version is None:
@@ -504,10 +505,23 @@ def registered(recipe: str, which: str) -> Registered | None:
                 f"{parent['key'][:16]}) is not in the store {store.url} any more; run the recipe"
             )
         made[name] = found
+    policies = (
+        {KEY: each.key, DIGEST: each.digest}.items()
+        for role, each in made.items()
+        if role.startswith(POLICY_ROLE)
+    )
+    number = version.tags.get(ROUND, "")
+    if not number.isdecimal() or not any(each <= version.tags.items() for each in policies):
+        raise LineageError(
+            f"version {version.number} of {version.name} says that it is policy "
+            f"{version.tags.get(KEY, '')[:16]!r} of round {number!r}, and its run, of report "
+            f"{key[:16]}, has no such policy: nothing continues from it. Give the alias to a "
+            f"version of a run: `trimtab rollback {version.name} NUMBER`"
+        )
     in_order = sorted(made, key=lambda name: made[name].created)
     return Registered(
         version,
-        int(version.tags[ROUND]),
+        int(number),
         _as_now(manifest.config["config"]),
         {name: result_of(made[name]) for name in in_order},
     )

@@ -27,11 +27,13 @@ from trimtab.tasks.registry import (
     REPORT,
     ROUND,
     Approval,
+    LineageError,
     RegisteredRun,
     champion_to_replace,
     model_name,
     register_models,
     register_overwritten_again,
+    registered,
     registry,
     roll_back,
 )
@@ -78,10 +80,11 @@ class _Runs:
         manifest = self.store.publish(
             *(stage, key, self.scratch / key),
             Provenance(
+                config={"config": {"rounds": {"meta_rm": {}}}},
                 parents={
                     role: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
                     for role, ref in refs.items()
-                }
+                },
             ),
         )
         return StageResult(ArtifactRef(stage, key, manifest.digest), {}, False, 1.0)
@@ -438,3 +441,25 @@ def test_a_stored_configuration_is_read_without_settings_that_are_gone() -> None
     now = {"seed": 3, "rounds": {"max_rounds": 2, "meta_rm": {"seed": 1}}}
     assert registry_module._as_now(stored) == now == registry_module._as_now(now)
     assert "num_policies" in stored["rounds"]["meta_rm"]
+
+
+def test_a_version_that_its_run_does_not_know_is_nobody_s_to_continue_from(runs: _Runs) -> None:
+    """Such as anybody makes who may write in MLflow."""
+    scorer = runs.published("reward_model", "scorer-of-forged")
+    runs.end("forged", {1: "genuine"}, 1, {"reward_model": scorer})
+    own = registered("forged", "champion")
+    assert own is not None and own.artifacts["policy_1"].ref.key == "genuine"
+    client, name = runs.tracking.connect(), model_name("forged")
+    for forged in (
+        {KEY: "another"},
+        {DIGEST: "another"},
+        {KEY: scorer.ref.key, DIGEST: scorer.ref.digest},  # of the same run, but no policy
+        {ROUND: "first"},
+        {ROUND: "-1"},
+        {REPORT: "report-of-nobody"},
+    ):
+        tags = {**own.version.tags, **forged}
+        made = client.create_model_version(name, str(runs.scratch / "genuine"), tags=tags)
+        client.set_registered_model_alias(name, "champion", made.version)
+        with pytest.raises(LineageError, match=f"version {made.version} of {name}"):
+            registered("forged", "champion")
