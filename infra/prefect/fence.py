@@ -1,13 +1,13 @@
-"""A process whose flow run has been started again ends, before it touches anything.
+"""One flow run, one process: another one ends, before it touches anything.
 
 A worker that takes a flow run puts it into Pending and starts a process. Where that process is
 slow, or loses its heartbeats, the run counts as crashed and is taken once more: two processes then
-have one run. The newer one goes on. A process knows that it is the older one by the last Pending of
-its run, which is later than its own start. Both are times of the server, whose answers bear its
-clock; a process's age needs no clock.
+have one run. Each Pending belongs to the first process that claims it, with an input of the flow
+run: the server takes each key once. A process that finds the last Pending to be another's ends;
+one that claimed an earlier one has been started again since.
 
 It ends at once and with status 0, of which a worker says nothing to the server: no state, artifact
-or metric is written any more. Its trainers die with it, and the newer start has their checkpoints.
+or metric is written any more. Its trainers die with it, and the other has their checkpoints.
 """
 
 from __future__ import annotations
@@ -16,45 +16,35 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
-from uuid import UUID
+from http import HTTPStatus
+from uuid import UUID, uuid4
 
-import psutil
-from httpx import HTTPError
-from prefect.client.orchestration import get_client
+from httpx import HTTPError, HTTPStatusError
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectException
 
-# Of the process that a worker starts for a flow run.
+# Tells a process that a worker starts which flow run it has.
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 SECONDS_BETWEEN_LOOKS = 20.0
-# An answer's time has whole seconds. A run is not taken again within seconds.
-_TOLERANCE = timedelta(seconds=3)
-_born = time.monotonic() - (time.time() - psutil.Process().create_time())
-
-
-def server_time(headers: Mapping[str, str]) -> datetime:
-    """When the server gave an answer, by its own clock to a second; by ours if it does not say."""
-    given = headers.get("date")
-    return parsedate_to_datetime(given) if given else datetime.now(UTC)
+_process = uuid4().hex
+_claimed: UUID | None = None  # the Pending that this process has
 
 
 def end_if_started_again() -> None:
-    """End this process if a worker has taken its flow run since it began.
+    """End this process if its flow run is another's.
 
     Nothing outside of a worker's process, nor while the server does not answer: it starts nothing
     then either.
     """
     identifier = os.environ.get(FLOW_RUN_VARIABLE)
     try:
-        if identifier is None or not _is_taken_since(UUID(identifier)):
+        if identifier is None or _is_ours(UUID(identifier)):
             return
     except (HTTPError, PrefectException):
         return
     print(
-        f"flow run {identifier} was started again while this process, {os.getpid()}, was slow or "
-        "silent: this one ends, the newer start goes on",
+        f"flow run {identifier} was started again while a process was slow or silent: this one, "
+        f"{os.getpid()}, ends, another goes on",
         file=sys.stderr,
         flush=True,
     )
@@ -74,11 +64,26 @@ def _watch() -> None:
         end_if_started_again()
 
 
-def _is_taken_since(flow_run: UUID) -> bool:
-    """Whether the last Pending of a flow run is later than the start of this process."""
-    age = timedelta(seconds=time.monotonic() - _born)  # before the server is asked what time it is
+def _is_ours(flow_run: UUID) -> bool:
+    """Whether the last Pending of a flow run is this process's, which claims its first one."""
+    global _claimed
     with get_client(sync_client=True) as client:
-        answer = client.request("GET", "/flow_run_states/", params={"flow_run_id": str(flow_run)})
-    begun = server_time(answer.headers) - age + _TOLERANCE
-    taken = [each["timestamp"] for each in answer.json() if each["name"] == "Pending"]
-    return any(datetime.fromisoformat(each) > begun for each in taken)
+        taken = [each for each in client.read_flow_run_states(flow_run) if each.name == "Pending"]
+        if not taken:
+            return True
+        last = max(taken, key=lambda each: each.timestamp).id
+        if _claimed is None and _is_claimed(client, flow_run, f"start-{last}"):
+            _claimed = last
+        return _claimed == last
+
+
+def _is_claimed(client: SyncPrefectClient, flow_run: UUID, key: str) -> bool:
+    """Whether this process has the key now, or had it: an answer may have been lost."""
+    path = f"/flow_runs/{flow_run}/input"
+    try:
+        client.request("POST", path, json={"key": key, "value": _process})  # type: ignore[arg-type]
+    except HTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.CONFLICT:
+            raise
+        return bool(client.request("GET", f"{path}/{key}").text == _process)  # type: ignore[arg-type]
+    return True

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 
@@ -27,8 +28,6 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry, Cancelled
 
-from trimtab.infra.prefect.fence import server_time
-
 logger = logging.getLogger(__name__)
 
 TAG = "trimtab"  # of the deployments, and so of their runs
@@ -36,9 +35,11 @@ SECONDS_BETWEEN_SWEEPS = 5.0
 SILENCE = 90.0  # three heartbeats
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
 SETTLED = 20.0
-# From a worker's taking a run to its death or its word that the process has ended.
+# From a worker's taking a run to its running, if that worker is dead; a live one says what happens.
 STARTED = 300.0
+HUNG = 3600.0
 MAX_CRASHES = 20
+LONG = 3600.0  # a run that went on for so long gets on, though it may crash now and then
 LONGEST_PAUSE = 120.0
 # What lies longer ago is not looked at.
 HORIZON = timedelta(days=7)
@@ -50,13 +51,15 @@ _PAGE = 200
 class Seen:
     """A flow run as the server knows it.
 
-    seconds: in its state. silent: seconds without a heartbeat; 0 where none is due. is_abandoned:
-    no worker that is alive has it. crashes: those after one another. was_being_cancelled: when it
-    crashed. message: of its state.
+    seconds: in its state. is_of_processes: in a pool whose runs are processes: they start at once
+    and have heartbeats; a pod may wait for a GPU, and may have none. silent: seconds without a
+    heartbeat; 0 where none is due. is_abandoned: no worker that is alive has it. crashes: those
+    after one another. was_being_cancelled: when it crashed. message: of its state.
     """
 
     state: str
     seconds: float
+    is_of_processes: bool = False
     silent: float = 0.0
     is_abandoned: bool = False
     crashes: int = 0
@@ -92,9 +95,16 @@ RULES = (
     Rule(
         "PENDING",
         STARTED,
-        lambda run: run.is_abandoned,
+        lambda run: run.is_of_processes and run.is_abandoned,
         "CRASHED",
         f"Not running {STARTED:.0f} s after a worker took it, and that worker is dead",
+    ),
+    Rule(
+        "PENDING",
+        HUNG,
+        lambda run: run.is_of_processes,
+        "CRASHED",
+        f"Not running {HUNG:.0f} s after a worker took it: its process hangs",
     ),
     Rule(
         "CRASHED",
@@ -131,6 +141,15 @@ def decide(run: Seen) -> State[Any] | None:
                 return AwaitingRetry(scheduled_time=at, message=message)
             return State(type=StateType(rule.to), message=message)
     return None
+
+
+def server_time(headers: Mapping[str, str]) -> datetime:
+    """When the server gave an answer, by its own clock; by ours if it does not say.
+
+    A busy server's is seconds late, which lets a run be for as long.
+    """
+    given = headers.get("date")
+    return parsedate_to_datetime(given) if given else datetime.now(UTC)
 
 
 class Reconciler:
@@ -179,29 +198,33 @@ class Reconciler:
         """What the rules ask of a run in one of their states."""
         state = run.state
         assert state is not None
+        pool = run.work_pool_name
         seen = Seen(
             state.type.value,
             seconds=(self.now - state.timestamp).total_seconds(),
+            is_of_processes=pool is not None and self.pool_type(pool) == "process",
             message=state.message or "",
         )
         # An outage of the server keeps signs of life from it.
         if state.is_running() and min(self.watched, seen.seconds) > SILENCE:
-            return replace(seen, silent=self._silent(run, seen.seconds))
-        if state.is_pending() and self.watched > SILENCE and seen.seconds > STARTED:
-            return replace(seen, is_abandoned=self._is_abandoned(run))
+            return replace(seen, silent=self._silent(run, seen))
+        if state.is_pending() and self.watched > SILENCE and pool is not None:
+            worker = run.labels.get("prefect.worker.name")
+            return replace(seen, is_abandoned=worker not in self.workers(pool))
         if state.is_crashed() and seen.seconds > SETTLED:
             states = self.client.read_flow_run_states(run.id)
-            types = [each.type.value for each in sorted(states, key=lambda each: each.timestamp)]
-            start = len(types) - 1 - types[::-1].index("PENDING") if "PENDING" in types else 0
+            states.sort(key=lambda each: each.timestamp)
+            starts = [at for at, each in enumerate(states) if each.is_pending()]
+            last = states[starts[-1] if starts else 0 :]
             return replace(
                 seen,
-                crashes=crashes_in_a_row(types),
-                was_being_cancelled="CANCELLING" in types[start:],
+                crashes=crashes_in_a_row(states),
+                was_being_cancelled=any(each.is_cancelling() for each in last),
             )
         return seen
 
-    def _silent(self, run: FlowRun, seconds: float) -> float:
-        """Since the last heartbeat. Runs of a pool of processes are sure to have them."""
+    def _silent(self, run: FlowRun, seen: Seen) -> float:
+        """Seconds since its last heartbeat, or since it runs; 0 for a pod that never had one."""
         found = self.client.request(
             "POST",
             "/events/filter",
@@ -215,17 +238,9 @@ class Reconciler:
             },
         ).json()["events"]
         if not found:
-            return seconds if self._is_of_processes(run) else 0.0
+            return seen.seconds if seen.is_of_processes else 0.0
         heard = datetime.fromisoformat(found[0]["received"])
-        return min(seconds, (self.now - heard).total_seconds())
-
-    def _is_abandoned(self, run: FlowRun) -> bool:
-        """Whether the worker that took a run is dead. A pod may wait for a GPU as long as it is."""
-        worker = run.labels.get("prefect.worker.name")
-        return self._is_of_processes(run) and worker not in self.workers(run.work_pool_name)
-
-    def _is_of_processes(self, run: FlowRun) -> bool:
-        return run.work_pool_name is not None and self.pool_type(run.work_pool_name) == "process"
+        return min(seen.seconds, (self.now - heard).total_seconds())
 
     def _workers(self, pool: str) -> set[str]:
         """The names of a pool's workers that are alive."""
@@ -261,14 +276,16 @@ def _of_types(*types: str) -> dict[str, Any]:
     return {"type": {"any_": list(types)}}
 
 
-def crashes_in_a_row(states: list[str]) -> int:
-    """Of types of states, the first one first: crashes since the run last ended otherwise."""
-    crashes, later = 0, ""
-    for each in reversed(states):
-        if each in ("COMPLETED", "FAILED", "CANCELLED"):
+def crashes_in_a_row(states: Sequence[State[Any]]) -> int:
+    """Of a run's states, the first one first: crashes since it ended otherwise or ran for long."""
+    crashes, next_ = 0, states[-1]
+    for state in reversed(states):
+        ran = state.is_running() and (next_.timestamp - state.timestamp).total_seconds()
+        if ran > LONG or (state.is_final() and not state.is_crashed()):
             break
-        crashes += each == "CRASHED" != later  # one crash is reported by two
-        later = each
+        if state.is_crashed() and (state is next_ or not next_.is_crashed()):
+            crashes += 1  # a process and its worker may both report one
+        next_ = state
     return crashes
 
 

@@ -337,6 +337,7 @@ def _processes_have_only_their_secrets(running: Running) -> None:
     needed = {
         "prefect worker start": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
         "prefect.engine": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
+        "trimtab.infra.prefect.reconciler": {"PREFECT_API_AUTH_STRING"},
         "trimtab.infra.prefect.app": {"PGPASSWORD", "PREFECT_API_AUTH_STRING"},
         "mlflow_app": s3 | {"PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"},
         "weed ": set(),
