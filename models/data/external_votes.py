@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trimtab.models.data.files import RawRow, SourceError
-from trimtab.models.data.presets import number_of
+from trimtab.models.data.mapped import number_of
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
 from trimtab.models.data.readers import Source, read_source
 

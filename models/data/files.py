@@ -144,14 +144,14 @@ def _read_json_lines(stream: Any, label: str) -> Iterator[RawRow]:
 def parse_json(line: bytes) -> tuple[Any, Problem | None]:
     """Return (value, None) or (None, problem) for one line. Raises nothing.
 
-    Stricter than `json.loads`, which takes NaN and lets the last of two equal keys win.
+    Stricter than `json.loads`, which lets the last of two equal keys win.
     """
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         return None, _utf8_problem(error)
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse), None
+        return json.loads(text, object_pairs_hook=_unique), None
     except (ValueError, RecursionError) as error:
         found = f"{shorten(text)} ({str(error)[:120]})"
         return None, Problem("not_json", None, found, "one JSON object a line")
@@ -164,10 +164,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
 def _utf8_problem(error: UnicodeDecodeError) -> Problem:
     around = error.object[max(0, error.start - 20) : error.end + 20]
     return Problem("invalid_utf8", None, f"{around!r} at byte {error.start}", "UTF-8 text")
@@ -178,7 +174,7 @@ def _read_values(stream: Any, label: str, opening: str) -> Iterator[RawRow]:
 
     A list that starts in the file's first line numbers its rows, as several may share a line.
     """
-    parser = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+    parser = json.JSONDecoder(object_pairs_hook=_unique)
     text = JsonText(stream, parser)
     for mark in re.findall(r'"data"|\S', opening):
         text.peek()

@@ -3,6 +3,7 @@
 Rows in other columns are brought into these first (`trimtab.models.data.presets`). The format is
 told row by row from the fields and their types:
 - hh: `chosen`, `rejected` are whole dialogues in HH-RLHF text [Bai et al. 2022].
+- implicit: `chosen`, `rejected` are texts without HH's marks that start with the same prompt.
 - explicit: `prompt`, `chosen`, `rejected` are texts, taken as they are.
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
   only the answer. Two dialogues that part before the last turn share what comes before.
@@ -19,8 +20,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
+from trimtab.models.data.mapped import is_message
 from trimtab.models.data.messages import (
     ASSISTANT_MARK,
+    MARKS,
     Message,
     Render,
     check_messages,
@@ -28,6 +31,7 @@ from trimtab.models.data.messages import (
     say_the_same,
     split_common_messages,
     split_common_text,
+    split_plain_text,
     text_problem,
 )
 from trimtab.models.data.problems import Problem, shorten
@@ -71,6 +75,7 @@ class ParsedRow:
     rows: tuple[int, ...] = ()
     is_waiting: bool = False
     ignored: tuple[str, ...] = ()
+    is_against_scores: bool | None = None
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -114,7 +119,7 @@ def parse_row(
 def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -> None:
     prompt, chosen, rejected = row.get("prompt"), row.get("chosen"), row.get("rejected")
     parsed.answer_fields = ("chosen", "rejected")
-    if isinstance(chosen, list) or isinstance(rejected, list) or isinstance(prompt, list):
+    if any(isinstance(value, list | dict) for value in (prompt, chosen, rejected)):
         parsed.format = "messages"
         _parse_message_pair(prompt, chosen, rejected, parsed, render)
         return
@@ -125,10 +130,12 @@ def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -
     problems = [text_problem(name, value) for name, value in texts.items()]
     parsed.problems.extend(problem for problem in problems if problem is not None)
     if not any(problems):
-        _parse_text_pair(prompt, str(chosen), str(rejected), parsed)
+        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, "prompt" not in row)
 
 
-def _parse_text_pair(prompt: str | None, chosen: str, rejected: str, parsed: ParsedRow) -> None:
+def _parse_text_pair(
+    prompt: str | None, chosen: str, rejected: str, parsed: ParsedRow, may_be_implicit: bool
+) -> None:
     if prompt is not None:
         # some copies of HH-RLHF keep whole dialogues beside the prompt: not to be read twice
         is_repeated = chosen.startswith(prompt) and rejected.startswith(prompt)
@@ -137,9 +144,15 @@ def _parse_text_pair(prompt: str | None, chosen: str, rejected: str, parsed: Par
         parsed.prompt, parsed.answers = prompt, (chosen, rejected)
         return
     split = split_common_text(chosen, rejected)
+    has_marks = any(mark in text for mark in MARKS for text in (chosen, rejected))
+    if split is None and may_be_implicit and not has_marks:
+        parsed.format, split = "implicit", split_plain_text(chosen, rejected)
     if split is None:
         found = f"chosen {shorten(chosen[:50])}, rejected {shorten(rejected[:50])}"
-        allowed = f"whole dialogues with the same turns up to a common {ASSISTANT_MARK!r}"
+        allowed = (
+            "a prompt in a column of its own, or texts that start with one and the same, up to "
+            f"a common {ASSISTANT_MARK!r} where they have turns"
+        )
         parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
         return
     parsed.prompt, parsed.answers = split[0], split[1:]
@@ -194,7 +207,7 @@ def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None
 
 
 def _prompt_messages(prompt: Any, parsed: ParsedRow) -> list[Message] | None:
-    if isinstance(prompt, list):
+    if isinstance(prompt, list | dict):
         return check_messages("prompt", prompt, parsed.problems)
     problem = text_problem("prompt", prompt)
     if problem is not None:
@@ -207,7 +220,7 @@ def _answer_messages(
     name: str, value: Any, is_whole: bool, parsed: ParsedRow
 ) -> list[Message] | None:
     """Return an answer's messages; text is one answer, unless whole dialogues are wanted."""
-    if isinstance(value, list):
+    if isinstance(value, list) or is_message(value):
         return check_messages(name, value, parsed.problems)
     problem = text_problem(name, value)
     if problem is None and is_whole:

@@ -4,13 +4,14 @@ A proposal is tried on a row before it is made. What a preset needs is derived f
 words of column names stand here.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
-from trimtab.models.data.presets import KTO, NATIVE, PRESETS, Preset, Row, number_of
+from trimtab.models.data.column_words import words
+from trimtab.models.data.mapped import Row, number_of
+from trimtab.models.data.presets import KTO, NATIVE, PRESETS, Preset
 from trimtab.models.data.problems import Problem
 
 PAGE: Final = "a form of docs/how-to/own-preferences.md"
@@ -18,7 +19,6 @@ CLOSE: Final = 0.85
 """How alike a misspelt name is: 1 is the same. "answer2" is no "answers": digits must agree."""
 MAX_NAME_CHARACTERS, MAX_NAME_WORDS = 60, 6
 """Names that are longer are the values of a row."""
-_WORD: Final = re.compile(r"[^\W\d_a-z]+(?![a-z])|[^\W\d_a-z]?[^\W\d_A-Z]+|\d+")
 _ANSWER: Final = "response answer completion output reply text candidate option generation summary"
 _WORDS: Final[dict[str, frozenset[str]]] = {
     own: frozenset(said.split())
@@ -78,11 +78,6 @@ def hint(row: Row, asked: str, is_table: bool, try_columns: Try) -> Hint:
 def _is_a_value(name: str) -> bool:
     is_long = len(name) > MAX_NAME_CHARACTERS or len(name.split()) > MAX_NAME_WORDS
     return is_long or not isinstance(number_of(name), str) or name.rstrip().endswith((".", "!"))
-
-
-def words(name: str) -> tuple[str, ...]:
-    """ "responseA_score2" as ("response", "a", "score", "2")."""
-    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 def needs(preset: Preset) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from trimtab.models.data.problems import (
     Problem,
     advice_on,
     raw_text,
-    shorten,
 )
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import Dialogues, PreferencePair
@@ -164,7 +163,8 @@ class _Loader:
         self.pairs: list[PreferencePair] = []
         self.bad_rows: list[BadRow] = []
         self.report = PreferenceReport()
-        self.first_places: dict[str, str] = {}
+        self.ids: set[str] = set()
+        self.repeats: dict[str, int] = {}
 
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
@@ -193,8 +193,10 @@ class _Loader:
 
     def _refuse_files(self, reader: RowReader, *, is_whole: bool) -> None:
         """Put one problem in place of those that follow from a file's columns in all its rows."""
-        followed = {"unknown_format", "missing_field"}
         for file, problem in reader.problems_of_files(is_whole=is_whole).items():
+            followed = {"unknown_format", "missing_field", "no_common_prompt"}
+            if problem.reason == "ambiguous_columns":
+                followed = {"ambiguous_label"}
             self.bad_rows = [
                 bad for bad in self.bad_rows if bad.file != file or bad.reason not in followed
             ]
@@ -202,14 +204,13 @@ class _Loader:
 
     def _take(self, raw: RawRow, source: Source, counts: SourceCounts, reader: RowReader) -> None:
         """Count one row as used, dropped, quarantined or waiting: exactly one of them."""
-        place = f"{raw.file}:{raw.line}"
         if raw.problem is not None:
             parsed = ParsedRow(problems=[raw.problem])
         else:
             parsed = reader.parse(raw, counts.rows_read)
             self._check_lengths(parsed)
             if not parsed.is_waiting:
-                self._claim_id(parsed, place)
+                self._claim_id(parsed)
         if parsed.is_tie and not self.drop_ties:
             parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
         if parsed.problems:
@@ -233,6 +234,8 @@ class _Loader:
         rows: tuple[str | int, ...] = (source.key, *(parsed.rows or (counts.rows_read,)))
         for pair in pairs:
             self.report.row_of[pair.id] = rows
+            if parsed.is_against_scores is not None:
+                self.report.is_against_scores[pair.id] = parsed.is_against_scores
         num_rows = len(rows) - 1
         counts.pairs += len(pairs)
         counts.rows_used += num_rows
@@ -252,28 +255,23 @@ class _Loader:
                 problem = Problem("too_long", name, found, f"at most {limit} {unit}")
                 parsed.problems.append(problem)
 
-    def _claim_id(self, parsed: ParsedRow, place: str) -> None:
-        """Give a row without an id one made from its texts; refuse an id that is taken.
+    def _claim_id(self, parsed: ParsedRow) -> None:
+        """Give a row an id of its own: one made from its texts where it has none.
 
-        Refused rows hold on to their ids too: once such a row is corrected the others would
-        turn out bad, and everything is to be reported at once.
+        An id that an earlier row has (as that of a prompt) gets a number. Refused rows hold on to
+        theirs: once such a row is corrected the others keep the ids that they had.
         """
-        if parsed.id is None:
-            if parsed.problems:
-                return
+        if parsed.id is None and parsed.problems:
+            return
+        stem = parsed.id
+        if stem is None:
             stem = f"p-{content_digest(parsed.prompt, *parsed.answers).hex()[:16]}"
-            parsed.id, repeat = stem, 1
-            while parsed.id in self.first_places:
-                repeat += 1
-                parsed.id = f"{stem}-{repeat}"
-        identities = [parsed.id, *_pair_ids(parsed)]
-        for identity in identities:
-            if identity in self.first_places:
-                allowed = f"an id other than that of {self.first_places[identity]}"
-                problem = Problem("duplicate_id", "id", shorten(identity), allowed)
-                parsed.problems.append(problem)
-                return
-        self.first_places.update(dict.fromkeys(identities, place))
+        parsed.id, repeat = stem, self.repeats.get(stem, 1)
+        while not self.ids.isdisjoint([parsed.id, *_pair_ids(parsed)]):
+            repeat += 1
+            parsed.id = f"{stem}-{repeat}"
+        self.repeats[stem] = repeat
+        self.ids.update([parsed.id, *_pair_ids(parsed)])
 
 
 def _pair_ids(parsed: ParsedRow) -> list[str]:

@@ -21,9 +21,15 @@ Render = Callable[[list[Message]], str]
 """From messages that end with the user's to the prompt's text, up to where the answer starts."""
 
 GIVEN: Final = "given"
+KEYS: Final = ("role", "content")
 ASSISTANT_MARK: Final = "\n\nAssistant:"
 HUMAN_MARK: Final = "\n\nHuman:"
+MARKS: Final = (HUMAN_MARK, ASSISTANT_MARK)
 HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
+# what ShareGPT calls those who speak
+_SPEAKERS: Final = {
+    "human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant",
+}  # fmt: skip
 _ROLES: Final = {name: role for role, name in HH_NAMES.items()}
 _TURN: Final = re.compile(rf"(?:\A\s*|\n\n)({'|'.join(_ROLES)}):")
 
@@ -122,7 +128,11 @@ def text_problem(field: str, value: Any) -> Problem | None:
 
 
 def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Message] | None:
-    """Return the messages as text, or None with the problems added."""
+    """Return the messages as text, or None with the problems added.
+
+    Messages may be written as ShareGPT does, with `from` and `value`; one alone need be no list.
+    """
+    value = [value] if isinstance(value, dict) else value
     if not isinstance(value, list) or not value:
         reason = "empty_field" if isinstance(value, list) else "wrong_type"
         problems.append(Problem(reason, field, shorten(value), "a list of messages"))
@@ -153,21 +163,24 @@ def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]
         allowed = "an object with role and content"
         problems.append(Problem("wrong_type", place, shorten(message), allowed))
         return []
-    role, content = message.get("role"), message.get("content")
+    names = ("from", "value") if "role" not in message and "from" in message else KEYS
+    role, content = (message.get(name) for name in names)
+    if names != KEYS and isinstance(role, str):
+        role = _SPEAKERS.get(role, role)
     problem = None
     if isinstance(content, list):
-        content, problem = _joined(f"{place}.content", content)
-    given = {name: value for name, value in message.items() if value is not None}
-    given |= {"content": content or ""}
+        content, problem = _joined(f"{place}.{names[1]}", content)
+    rest = {name: each for name, each in message.items() if each is not None and name not in names}
+    given = {"role": role, "content": content or "", **rest}
     if calls := message.get("tool_calls"):
         said = [] if content is None else [str(content)]
         content = "\n".join([*filter(None, said), *_calls(calls)])
-    problem = problem or text_problem(f"{place}.content", content)
+    problem = problem or text_problem(f"{place}.{names[1]}", content)
     if problem is not None:
         problems.append(problem)
     if not isinstance(role, str) or role not in HH_NAMES:
         allowed = " | ".join(HH_NAMES)
-        problems.append(Problem("out_of_range", f"{place}.role", shorten(role), allowed))
+        problems.append(Problem("out_of_range", f"{place}.{names[0]}", shorten(role), allowed))
     plain = {"role": str(role), "content": str(content)}
     return [plain if given == plain else {**plain, GIVEN: given}]
 
@@ -190,7 +203,9 @@ def as_given(message: Message) -> dict[str, Any]:
 
 def _joined(place: str, parts: list[Any]) -> tuple[str, Problem | None]:
     """The text of content in parts, and what is wrong where a part is none of text."""
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts = [
+        part.get("text", part.get("value")) if isinstance(part, dict) else part for part in parts
+    ]
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             found = shorten(parts[index])
@@ -229,6 +244,30 @@ def _common_length(first: str, second: str) -> int:
         if ours != theirs:
             return index
     return min(len(first), len(second))
+
+
+# where an assistant's turn starts in texts that chat templates and instruction sets write
+_TURN_MARK: Final = re.compile(
+    r"<\|im_start\|>assistant\s*|<\|start_header_id\|>assistant<\|end_header_id\|>\s*"
+    r"|<\|assistant\|>\s*|<start_of_turn>model\s*|\[/INST\]|###\s*(?:Response|Assistant)\s*:"
+    r"|(?:^|\n)(?:Assistant|ASSISTANT|AI|Bot|Answer|A|TL;DR)\s*:"
+)
+
+
+def split_plain_text(chosen: str, rejected: str) -> tuple[str, str, str] | None:
+    """Split two texts without HH's marks behind the prompt that both start with.
+
+    It ends behind the last mark of an assistant's turn that both have, else (as TRL's
+    `extract_prompt` ends it) before the white space in front of the first word that differs.
+    Returns None where they share no word.
+    """
+    same = _common_length(chosen, rejected)
+    marks = [mark.end() for mark in _TURN_MARK.finditer(chosen) if mark.end() <= same]
+    end = marks[-1] if marks else len(re.sub(r"\S*\Z", "", chosen[:same]).rstrip())
+    sides = chosen[end:], rejected[end:]
+    if not chosen[:end].strip() or not all(side.strip() for side in sides):
+        return None
+    return chosen[:end], *sides
 
 
 def split_common_text(chosen: str, rejected: str) -> tuple[str, str, str] | None:

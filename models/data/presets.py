@@ -6,49 +6,43 @@ data where it can be, and a small function where it cannot. Column names and wha
 are those of the data sets' own cards.
 """
 
-import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
+from trimtab.models.data.column_words import words
 from trimtab.models.data.formats import ANNOTATORS
+from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
 from trimtab.models.data.messages import ASSISTANT_MARK
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.ranked_answers import (
+    MAX_ANSWERS,
+    ScoredList,
+    answers_in,
+    by_scores,
+    has_order,
+)
+from trimtab.models.data.two_answers import (
+    MULTIPREF_PEOPLE,
+    STEMS,
+    TwoAnswers,
+    choice,
+    columns_of_two,
+    flags,
+    majority,
+    multipref,
+    prompt_in,
+    score_from,
+    scores_of,
+    sides_in,
+    winner,
+)
 
-Row = dict[str, Any]
 METADATA: Final = ("id", "category", "group", *ANNOTATORS)
-MAX_ANSWERS: Final = 64
-
-
-@dataclass(slots=True)
-class Mapped:
-    """A row in Trimtab's columns.
-
-    names: what the row itself calls these columns, for messages. pairs: of `responses`, which is
-    better than which. problems: what the preset could not read.
-    """
-
-    values: Row
-    names: dict[str, str] = field(default_factory=dict)
-    pairs: tuple[tuple[int, int], ...] | None = None
-    problems: list[Problem] = field(default_factory=list)
-
-    def refuse(self, reason: str, column: str, found: Any, allowed: str) -> None:
-        """Add a problem; a value is shown with its type."""
-        if found is None:
-            reason, shown = "missing_field", "nothing"
-        else:
-            shown = f"{type(found).__name__} {shorten(found)}"
-        self.problems.append(Problem(reason, column, shown, allowed))
-
 
 Convert = Callable[[Row, Mapped], None]
-Preference = Callable[[Row, Mapped], float | None]
-"""How much better the first answer is than the second: 0 a tie, below 0 worse, None a problem."""
-People = Callable[[Row, Mapped], list[tuple[str | None, float]]]
-"""Several people's opinions, each with who it is of where that is known."""
+Find = Callable[[Sequence[str]], dict[str, str] | None]
+"""From a row's columns to what it calls those of a preset; None where it is not of that form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,7 @@ class Preset:
     tells: columns that a row of it has. reads: further ones that are read where they are there.
     convert: into Trimtab's columns; None: they are these already. matches: whether a row with the
     columns is of the form after all. is_automatic: rows may be found to be of it without its name.
+    find: in place of `tells`, where columns may be called otherwise.
     """
 
     name: str
@@ -67,192 +62,13 @@ class Preset:
     reads: tuple[str, ...] = ()
     matches: Callable[[Row], bool] | None = None
     is_automatic: bool = True
+    find: Find | None = None
 
-
-def number_of(value: Any) -> Any:
-    """A number from text that holds one (as in CSV), else the value as it is."""
-    for kind in (int, float) if isinstance(value, str) else ():
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
-
-
-def list_of(value: Any) -> Any:
-    """A list or an object from text that is JSON of one, else the value as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _score(column: str, limit: int) -> Preference:
-    """From -limit (the first answer is much better) to limit (the second is)."""
-
-    def opinion(row: Row, mapped: Mapped) -> float | None:
-        value = number_of(row.get(column))
-        allowed = f"a number from {-limit} to {limit}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            mapped.refuse("wrong_type", column, value, allowed)
-        elif not -limit <= value <= limit:
-            mapped.refuse("out_of_range", column, value, allowed)
-        else:
-            return -value
-        return None
-
-    return opinion
-
-
-def _choice(column: str, meanings: dict[Any, int]) -> Preference:
-    """One of some values, each with what it means."""
-
-    def opinion(row: Row, mapped: Mapped) -> float | None:
-        value = row.get(column)
-        key = value.strip().lower() if isinstance(value, str) else value
-        for known in (key, number_of(key)):
-            if isinstance(known, str | int | float) and known in meanings:
-                return meanings[known]
-        mapped.refuse("out_of_range", column, value, " | ".join(map(str, meanings)))
-        return None
-
-    return opinion
-
-
-def _flags(first: str, second: str, neither: str) -> Preference:
-    """Three columns, of which one is 1 and the others are 0."""
-
-    def opinion(row: Row, mapped: Mapped) -> float | None:
-        values = [number_of(row.get(name)) for name in (first, second, neither)]
-        if sorted(map(str, values)) == ["0", "0", "1"]:
-            return {0: 1, 1: -1, 2: 0}[values.index(1)]
-        allowed = f"1 in one of {first}, {second}, {neither}, and 0 in the others"
-        mapped.refuse("out_of_range", first, values, allowed)
-        return None
-
-    return opinion
-
-
-def _scores_of(column: str, key: str) -> People:
-    """Several people's scores, as in `_score`; those without a number are left out."""
-
-    def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
-            return []
-        scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
-        numbers = [score for score in scores if isinstance(score, int | float)]
-        return [(None, -score) for score in numbers if not math.isnan(score)]
-
-    return opinions
-
-
-MULTIPREF: Final = {
-    "A-is-clearly-better": 2,
-    "A-is-slightly-better": 1,
-    "Tie": 0,
-    "B-is-slightly-better": -1,
-    "B-is-clearly-better": -2,
-}
-MULTIPREF_PEOPLE: Final = ("normal_worker_annotations", "expert_worker_annotations")
-
-
-def _multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
-    found: list[tuple[str | None, float]] = []
-    for column in MULTIPREF_PEOPLE:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, "a list of objects with overall_pref")
-            continue
-        for index, each in enumerate(people or []):
-            said = each.get("overall_pref") if isinstance(each, dict) else None
-            if isinstance(said, str) and said in MULTIPREF:
-                who = each.get("evaluator")
-                found.append((who if isinstance(who, str) else None, float(MULTIPREF[said])))
-            else:
-                place = f"{column}[{index}].overall_pref"
-                mapped.refuse("out_of_range", place, said, " | ".join(MULTIPREF))
-    return found
-
-
-def _majority(people: People) -> Preference:
-    """What more people prefer, however strongly."""
-
-    def opinion(row: Row, mapped: Mapped) -> float | None:
-        signs = [(each > 0) - (each < 0) for _, each in people(row, Mapped({}))]
-        return sum(signs)
-
-    return opinion
-
-
-@dataclass(frozen=True, slots=True)
-class TwoAnswers:
-    """Two answers in columns of their own, and which is better.
-
-    prompt: None where the answers are whole dialogues. people: several annotators' opinions, which
-    become votes. counts: columns with how many people liked each answer, taken as votes. is_rated:
-    the strength 1 to 3 of the opinion becomes rating 2 to 4. category, identity: columns.
-    """
-
-    prompt: str | None
-    first: str
-    second: str
-    opinion: Preference
-    people: People | None = None
-    counts: tuple[str, str] | None = None
-    is_rated: bool = False
-    category: str | None = None
-    identity: str | None = None
-
-    def __call__(self, row: Row, mapped: Mapped) -> None:
-        """Fill in `mapped`."""
-        preference = self.opinion(row, mapped)
-        is_first = (preference or 0) >= 0
-        better, worse = (self.first, self.second) if is_first else (self.second, self.first)
-        names = {"chosen": better, "rejected": worse}
-        if self.prompt is not None:
-            names["prompt"] = self.prompt
-        if self.counts is not None:
-            counts = self.counts if is_first else self.counts[::-1]
-            names |= dict(zip(("votes_chosen", "votes_rejected"), counts, strict=True))
-        if self.category is not None and row.get("category") is None:
-            names["category"] = self.category
-        if self.identity is not None:
-            names["id"] = self.identity
-        mapped.names = names
-        mapped.values |= {own: _plain(own, row.get(name)) for own, name in names.items()}
-        mapped.values["tie"] = preference == 0
-        if self.is_rated and preference:
-            mapped.values["rating"] = 1 + round(abs(preference))
-        if self.people is not None and (said := self.people(row, mapped)):
-            mapped.values |= _votes([(who, each if is_first else -each) for who, each in said])
-
-
-def _votes(said: Sequence[tuple[str | None, float]]) -> Row:
-    """People's opinions of the better answer over the worse, as Trimtab's columns."""
-    prefers = ["equal" if each == 0 else "chosen" if each > 0 else "rejected" for _, each in said]
-    counts = {name: prefers.count(name) for name in ("chosen", "rejected", "equal")}
-    values: Row = {"votes": counts}
-    if all(who is not None for who, _ in said):
-        values["opinions"] = [
-            {"annotator": who, "prefers": name}
-            for (who, _), name in zip(said, prefers, strict=True)
-        ]
-    return values
-
-
-def _plain(name: str, value: Any) -> Any:
-    return number_of(value) if name.startswith("votes_") else list_of_messages(value)
-
-
-def list_of_messages(value: Any) -> Any:
-    """A message list from its JSON text, else the value as it is: an answer may be JSON itself."""
-    found = list_of(value)
-    is_list = isinstance(found, list) and bool(found)
-    return found if is_list and all(isinstance(m, dict) and "role" in m for m in found) else value
+    def columns_in(self, keys: Sequence[str]) -> dict[str, str] | None:
+        """What a row with these columns calls the preset's; None: it is not of this form."""
+        if self.find is not None:
+            return self.find(keys)
+        return {name: name for name in self.tells} if set(self.tells) <= set(keys) else None
 
 
 def _arena_turns(row: Row, mapped: Mapped) -> None:
@@ -283,12 +99,8 @@ ARENA = TwoAnswers(
     "prompt",
     "response_a",
     "response_b",
-    _flags("winner_model_a", "winner_model_b", "winner_tie"),
+    flags("winner_model_a", "winner_model_b", "winner_tie"),
 )
-WINNERS: Final = {
-    "model_a": 1, "response_a": 1, "a": 1, "model_b": -1, "response_b": -1, "b": -1,
-    "tie": 0, "tie (bothbad)": 0, "both_bad": 0, "bothbad": 0,
-}  # fmt: skip
 
 
 def _equal_is_tie(first: str, second: str, category: str | None = None) -> Convert:
@@ -364,14 +176,34 @@ def _unmarked(text: Any, role: str) -> Any:
     return text
 
 
+def _answers_named(keys: Sequence[str]) -> dict[str, str] | None:
+    """What a row calls `chosen` and `rejected`: these, or "chosen_response" and the like."""
+    found = {}
+    for own, names in (
+        ("chosen", {"chosen", "preferred"}),
+        ("rejected", {"rejected", "dispreferred"}),
+    ):
+        same = [key for key in keys if key == own] or [
+            key
+            for key in keys
+            if len(names & set(words(key))) == 1
+            and STEMS & set(words(key)) == set(words(key)) - names
+        ]
+        if len(same) != 1:
+            return None
+        found[own] = same[0]
+    return found
+
+
 def _instruction(row: Row, mapped: Mapped) -> None:
-    """A question or an instruction (with its input) in place of a prompt, and a system's text."""
-    name = "instruction" if row.get("instruction") is not None else "question"
-    asked = row.get(name)
-    if isinstance(asked, str) and isinstance(row.get("input"), str) and row["input"].strip():
-        asked = f"{asked}\n{row['input']}"
-    if isinstance(asked, str) and isinstance(row.get("system"), str) and row["system"].strip():
-        asked = [{"role": "system", "content": row["system"]}, {"role": "user", "content": asked}]
+    """A question or an instruction (with its input) as the prompt, behind system and history."""
+    name = next(name for name in ASKED if row.get(name) is not None)
+    asked = row[name]
+    if isinstance(asked, str) and isinstance(row.get("input"), str) and name != "input":
+        asked = f"{asked}\n{row['input']}" if row["input"].strip() else asked
+    before = _turns_before(row, mapped)
+    if isinstance(asked, str) and before:
+        asked = [*before, {"role": "user", "content": asked}]
     mapped.values = row | {"prompt": asked}
     mapped.names = {"prompt": name}
     if "chosen" not in row and "rejected" not in row:
@@ -379,56 +211,51 @@ def _instruction(row: Row, mapped: Mapped) -> None:
         mapped.names["responses"] = "output"
 
 
+def _turns_before(row: Row, mapped: Mapped) -> list[Any]:
+    """A system's text, and a history: messages, or pairs of what user and assistant said."""
+    system, history = row.get("system"), list_of(row.get("history")) or []
+    before: list[Any] = [{"role": "system", "content": system}] if _is_said(system) else []
+    turns = history if isinstance(history, list) else [history]
+    for turn in turns:
+        if isinstance(turn, dict):
+            before.append(turn)
+        elif isinstance(turn, list | tuple) and len(turn) == 2:
+            roles = zip(("user", "assistant"), turn, strict=True)
+            before += [{"role": role, "content": text} for role, text in roles]
+        else:
+            allowed = "a list of turns, each of two texts: the user's and the assistant's"
+            mapped.refuse("wrong_type", "history", turn, allowed)
+    return before
+
+
+def _is_said(text: Any) -> bool:
+    return isinstance(text, str) and bool(text.strip())
+
+
 def _asks_in_another_column(row: Row) -> bool:
     chosen = row.get("chosen")
-    is_asked = row.get("instruction") is not None or row.get("question") is not None
     return (
-        is_asked
+        any(row.get(name) is not None for name in ASKED)
         and row.get("prompt") is None
         and isinstance(chosen, str)
         and ASSISTANT_MARK not in chosen
     )
 
 
-SHAREGPT_ROLES: Final = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "system": "system", "tool": "tool", "observation": "tool", "function_call": "assistant",
-}  # fmt: skip
-
-
 def _sharegpt(row: Row, mapped: Mapped) -> None:
-    mapped.values = row | {
-        "prompt": _from_value(list_of(row.get("conversations"))),
-        "chosen": _from_value(_as_list(list_of(row.get("chosen")))),
-        "rejected": _from_value(_as_list(list_of(row.get("rejected")))),
-    }
+    mapped.values = row | {"prompt": list_of(row.get("conversations"))}
     if isinstance(row.get("system"), str) and isinstance(mapped.values["prompt"], list):
-        mapped.values["prompt"].insert(0, {"role": "system", "content": row["system"]})
+        system = {"role": "system", "content": row["system"]}
+        mapped.values["prompt"] = [system, *mapped.values["prompt"]]
     mapped.names = {"prompt": "conversations"}
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
-
-
-def _from_value(turns: Any) -> Any:
-    """Messages written as {"from": ..., "value": ...}; anything else as it is."""
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        return turns
-    return [
-        {"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn.get("value")}
-        if isinstance(turn.get("from"), str)
-        else turn
-        for turn in turns
-    ]
 
 
 def _openai(row: Row, mapped: Mapped) -> None:
     asked = list_of(row.get("input"))
     mapped.values |= {
         "prompt": asked.get("messages") if isinstance(asked, dict) else asked,
-        "chosen": list_of(row.get("preferred_output")),
-        "rejected": list_of(row.get("non_preferred_output")),
+        "chosen": row.get("preferred_output"),
+        "rejected": row.get("non_preferred_output"),
     }
     mapped.names = {
         "prompt": "input.messages",
@@ -437,62 +264,93 @@ def _openai(row: Row, mapped: Mapped) -> None:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredList:
-    """A list of answers, each with a score (or a rank, of which the lowest is the best).
-
-    Two answers of one score make no pair; the row is a tie where all are equal.
-    """
-
-    prompt: str
-    answers: str
-    text: str
-    score: str
-    is_rank: bool = False
-    category: str | None = None
-
-    def __call__(self, row: Row, mapped: Mapped) -> None:
-        """Fill in `mapped`."""
-        mapped.names = {"prompt": self.prompt}
-        if self.category is not None and row.get("category") is None:
-            mapped.names["category"] = self.category
-        mapped.values |= {own: row.get(name) for own, name in mapped.names.items()}
-        given = list_of(row.get(self.answers))
-        if not isinstance(given, list) or not 2 <= len(given) <= MAX_ANSWERS:
-            allowed = f"a list of 2 to {MAX_ANSWERS} objects with {self.text} and {self.score}"
-            mapped.refuse("wrong_type", self.answers, given, allowed)
-            given = []
-        scores = dict(self._scores(given, mapped))
-        order = sorted(scores, key=lambda index: -scores[index])
-        mapped.values["responses"] = [given[index].get(self.text) for index in order]
-        mapped.names |= {
-            f"responses[{place}]": f"{self.answers}[{index}].{self.text}"
-            for place, index in enumerate(order)
-        }
-        ranked = [scores[index] for index in order]
-        mapped.pairs = tuple(
-            (better, worse)
-            for better in range(len(ranked))
-            for worse in range(better + 1, len(ranked))
-            if ranked[better] > ranked[worse]
-        )
-        mapped.values["tie"] = bool(ranked) and not mapped.pairs
-
-    def _scores(self, given: Sequence[Any], mapped: Mapped) -> Iterator[tuple[int, float]]:
-        for index, each in enumerate(given):
-            place = f"{self.answers}[{index}]"
-            if not isinstance(each, dict):
-                allowed = f"an object with {self.text} and {self.score}"
-                mapped.refuse("wrong_type", place, each, allowed)
-                continue
-            value = number_of(each.get(self.score))
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or math.isnan(value):
-                mapped.refuse("wrong_type", f"{place}.{self.score}", value, "a number")
-            else:
-                yield index, -value if self.is_rank else value
+def _pandalm(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+    """Votes in columns: 1 or 2 is the better answer, 0 a tie; empty cells are no vote."""
+    people = [name for name in VOTERS if row.get(name) is not None]
+    said = [(name, choice(name, {1: 1, 2: -1, 0: 0})(row, mapped)) for name in people]
+    return [(name, each) for name, each in said if each is not None]
 
 
+def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
+    columns = {name: name for name in ("response1", "response2", "annotator1")}
+    columns["prompt"] = "instruction"
+    return columns if set(columns.values()) <= set(keys) else None
+
+
+def with_input(row: Row, mapped: Mapped) -> Row:
+    """A row whose prompt is an instruction, with the input behind it."""
+    if mapped.columns.get("prompt") != "instruction" or not _is_said(row.get("input")):
+        return row
+    mapped.reads.add("input")
+    return row | {"prompt": f"{row['prompt']}\n{row['input']}"}
+
+
+def _with_input(convert: Convert) -> Convert:
+    return lambda row, mapped: convert(with_input(row, mapped), mapped)
+
+
+def _label_studio(row: Row, mapped: Mapped) -> None:
+    """An exported task: its data, and of each annotation which side was selected."""
+    data, annotations = list_of(row["data"]), list_of(row["annotations"])
+    keys = tuple(data) if isinstance(data, dict) else ()
+    sides, prompt = sides_in(keys), prompt_in(keys)
+    if sides is None or not isinstance(annotations, list):
+        mapped.refuse("wrong_type", "data", data, "an object with two answers: answer1, answer2")
+        return
+    said = []
+    for each in annotations:
+        if not isinstance(each, dict) or each.get("was_cancelled"):
+            continue
+        who = each.get("completed_by")
+        who = who.get("email", who.get("id")) if isinstance(who, dict) else who
+        results = each.get("result")
+        for result in results if isinstance(results, list) else []:
+            value = result.get("value") if isinstance(result, dict) else None
+            selected = value.get("selected") if isinstance(value, dict) else None
+            if selected in ("left", "right"):
+                said.append(
+                    (None if who is None else str(who), 1.0 if selected == "left" else -1.0)
+                )
+    if not said:
+        allowed = "annotations with a result of type pairwise, left or right"
+        mapped.refuse("missing_field", "annotations", None, allowed)
+    TwoAnswers(prompt, *sides, lambda *_: sum(each for _, each in said), lambda *_: said)(
+        data, mapped
+    )
+    mapped.names = {own: f"data.{name}" for own, name in mapped.names.items()}
+
+
+def _has_key(answers: str, key: str) -> Callable[[Row], bool]:
+    """Whether a row's answers are objects with this key, or no answers at all."""
+
+    def matches(row: Row) -> bool:
+        given = list_of(row.get(answers))
+        is_list = isinstance(given, list) and bool(given)
+        return not is_list or any(isinstance(each, dict) and key in each for each in given)
+
+    return matches
+
+
+def _answer_and_tag(keys: Sequence[str]) -> dict[str, str] | None:
+    for names in (("prompt", "completion", "label"), ("instruction", "output", "kto_tag")):
+        if set(names) <= set(keys):
+            return dict(zip(("prompt", "completion", "label"), names, strict=True))
+    return None
+
+
+def _unpaired(keys: Sequence[str]) -> dict[str, str] | None:
+    """Columns of LLaMA-Factory's unpaired data, whose dialogues and labels have two names each."""
+    if {"chosen", "rejected"} & set(keys):
+        return None
+    messages = [name for name in ("messages", "conversations") if name in keys]
+    labels = [name for name in ("label", "kto_tag") if name in keys]
+    if len(messages) != 1 or len(labels) != 1:
+        return None
+    return {"messages": messages[0], "label": labels[0]}
+
+
+ASKED: Final = ("instruction", "question", "query", "input")
+VOTERS: Final = tuple(f"annotator{number}" for number in range(1, 10))
 NATIVE: Final = Preset(
     "native",
     "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
@@ -500,11 +358,19 @@ NATIVE: Final = Preset(
     None,
     ("prompt", "chosen", "rejected", "responses", "rating", "tie", "votes", "opinions",
      "votes_chosen", "votes_rejected", "votes_equal"),
-    lambda row: "chosen" in row or "rejected" in row or "responses" in row,
+    lambda row: (
+        "chosen" in row or "rejected" in row or ("responses" in row and not has_order(row))
+    ),
+    find=lambda keys: _answers_named(keys) or {},
 )  # fmt: skip
 KTO: Final = Preset(
-    "kto", "TRL's unpaired data (KTO)", ("prompt", "completion", "label"), reads=("category",)
-)
+    "kto", "TRL's unpaired data (KTO), LLaMA-Factory's", ("prompt", "completion", "label"),
+    reads=("category",), find=_answer_and_tag,
+)  # fmt: skip
+KTO_MESSAGES: Final = Preset(
+    "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), reads=("category",),
+    find=_unpaired,
+)  # fmt: skip
 PRESETS: Final = (
     Preset(
         "sharegpt", "LLaMA-Factory's ShareGPT form",
@@ -534,15 +400,16 @@ PRESETS: Final = (
     ),
     Preset(
         "instruction", "Orca DPO pairs, Alpaca's form", ("chosen", "rejected"), _instruction,
-        ("instruction", "question", "input", "system", *NATIVE.reads), _asks_in_another_column,
+        (*ASKED, "system", "history", *NATIVE.reads), _asks_in_another_column,
+        find=_answers_named,
     ),
     NATIVE,
     Preset(
         "helpsteer3", "nvidia/HelpSteer3, preference",
         ("context", "response1", "response2", "overall_preference"),
         TwoAnswers(
-            "context", "response1", "response2", _score("overall_preference", 3),
-            _scores_of("individual_preference", "score"), is_rated=True, category="domain",
+            "context", "response1", "response2", score_from("overall_preference", 3),
+            scores_of("individual_preference", "score"), is_rated=True, category="domain",
         ),
         ("individual_preference", "domain"),
     ),
@@ -550,8 +417,8 @@ PRESETS: Final = (
         "helpsteer2", "nvidia/HelpSteer2, preference",
         ("prompt", "response_1", "response_2", "preference_strength"),
         TwoAnswers(
-            "prompt", "response_1", "response_2", _score("preference_strength", 3),
-            _scores_of("all_preferences_unprocessed", "strength"), is_rated=True,
+            "prompt", "response_1", "response_2", score_from("preference_strength", 3),
+            scores_of("all_preferences_unprocessed", "strength"), is_rated=True,
         ),
         ("all_preferences_unprocessed",),
     ),
@@ -559,21 +426,21 @@ PRESETS: Final = (
         "pku", "PKU-SafeRLHF by helpfulness",
         ("prompt", "response_0", "response_1", "better_response_id"),
         TwoAnswers(
-            "prompt", "response_0", "response_1", _choice("better_response_id", {0: 1, 1: -1})
+            "prompt", "response_0", "response_1", choice("better_response_id", {0: 1, 1: -1})
         ),
     ),
     Preset(
         "pku-safer", "PKU-SafeRLHF by harmlessness",
         ("prompt", "response_0", "response_1", "safer_response_id"),
         TwoAnswers(
-            "prompt", "response_0", "response_1", _choice("safer_response_id", {0: 1, 1: -1})
+            "prompt", "response_0", "response_1", choice("safer_response_id", {0: 1, 1: -1})
         ),
         is_automatic=False,
     ),
     Preset(
         "shp", "stanfordnlp/SHP", ("history", "human_ref_A", "human_ref_B", "labels"),
         TwoAnswers(
-            "history", "human_ref_A", "human_ref_B", _choice("labels", {1: 1, 0: -1}),
+            "history", "human_ref_A", "human_ref_B", choice("labels", {1: 1, 0: -1}),
             counts=("score_A", "score_B"), category="domain",
         ),
         ("score_A", "score_B", "domain"),
@@ -582,7 +449,7 @@ PRESETS: Final = (
         "multipref", "allenai/multipref",
         ("text", "completion_a", "completion_b", MULTIPREF_PEOPLE[0]),
         TwoAnswers(
-            "text", "completion_a", "completion_b", _majority(_multipref), _multipref,
+            "text", "completion_a", "completion_b", majority(multipref), multipref,
             category="category", identity="comparison_id",
         ),
         (MULTIPREF_PEOPLE[1], "comparison_id"),
@@ -595,24 +462,54 @@ PRESETS: Final = (
     Preset(
         "arena", "arena-human-preference-100k and -140k, chatbot_arena_conversations",
         ("conversation_a", "conversation_b", "winner"),
-        TwoAnswers(None, "conversation_a", "conversation_b", _choice("winner", WINNERS)),
+        TwoAnswers(
+            None, "conversation_a", "conversation_b", winner("conversation_a", "conversation_b")
+        ),
     ),
     Preset(
+        "pandalm", "PandaLM's test set", ("instruction", "response1", "response2", "annotator1"),
+        _with_input(
+            TwoAnswers("prompt", "response1", "response2", majority(_pandalm), _pandalm)
+        ),
+        ("input", *VOTERS), find=_pandalm_columns,
+    ),
+    Preset(
+        "auto-j", "Auto-J's test set", ("scenario", "prompt", "response 1", "response 2", "label"),
+        TwoAnswers(
+            "prompt", "response 1", "response 2", choice("label", {0: 1, 1: -1, 2: 0}),
+            category="scenario",
+        ),
+    ),
+    Preset("label-studio", "Label Studio's export", ("data", "annotations"), _label_studio),
+    Preset(
         "labelled", "two answers, and which won", ("prompt", "response_a", "response_b", "winner"),
-        TwoAnswers("prompt", "response_a", "response_b", _choice("winner", WINNERS)),
+        _with_input(
+            TwoAnswers("prompt", "response_a", "response_b", winner("response_a", "response_b"))
+        ),
+        find=columns_of_two,
     ),
     Preset(
         "ultrafeedback", "openbmb/UltraFeedback, by overall_score", ("instruction", "completions"),
         ScoredList("instruction", "completions", "response", "overall_score", category="source"),
-        ("source",),
+        ("source",), _has_key("completions", "overall_score"),
     ),
     Preset(
         "nemo-rl", "NeMo-RL", ("context", "completions"),
-        ScoredList("context", "completions", "completion", "rank", is_rank=True),
+        ScoredList("context", "completions", "completion", "rank", is_rank=True), (),
+        _has_key("completions", "rank"),
     ),
     Preset(
         "nectar", "berkeley-nest/Nectar", ("prompt", "answers"),
-        ScoredList("prompt", "answers", "answer", "rank", is_rank=True),
+        ScoredList("prompt", "answers", "answer", "rank", is_rank=True), (),
+        _has_key("answers", "rank"),
+    ),
+    Preset(
+        "ranked", "answers with scores or ranks", ("prompt", "responses", "scores"), by_scores,
+        ("ranks", "tie"), has_order, find=answers_in,
+    ),
+    Preset(
+        "best-first", "answers in their order, whatever other columns say", ("prompt", "responses"),
+        reads=("tie",), is_automatic=False, find=answers_in,
     ),
     Preset(
         "openai", "OpenAI's preference fine-tuning",
@@ -621,9 +518,10 @@ PRESETS: Final = (
     Preset(
         "alpaca-ranking", "LLaMA-Factory's older form: `output` is a list, best first",
         ("instruction", "output"), _instruction, ("input", "system"),
-        lambda row: isinstance(list_of(row.get("output")), list),
+        lambda row: isinstance(row.get("output"), list),
     ),
     KTO,
+    KTO_MESSAGES,
 )  # fmt: skip
 BY_NAME: Final = {preset.name: preset for preset in PRESETS}
 FORMATS: Final = ("auto", *BY_NAME)

@@ -30,16 +30,18 @@ REASONS: Final[dict[str, str]] = {
     "too_long": "prompt and answer together pass the limit",
     "duplicate_id": "an earlier row has the same id",
     "unknown_id": "an id or a line, in a review or in votes, that no pair has",
+    "ambiguous_label": "which answer is better could be read in more ways than one",
     "tie": "neither answer was preferred",
+    "ambiguous_columns": "which answer is better could be read in more ways than one in all rows",
     "unknown_columns": "no row of the file has a known form, or a named column",
     "missing_source": "nothing was found at the source",
     "unreadable_source": "the source cannot be read to its end",
     "empty_source": "the source has no rows",
 }
-"""Every reason a row (or, the last four, a whole source) can be refused for."""
+"""Every reason a row (or a whole source: SOURCE_REASONS) can be refused for."""
 
 SOURCE_REASONS: Final = frozenset(
-    {"unknown_columns", "missing_source", "unreadable_source", "empty_source"}
+    {"ambiguous_columns", "unknown_columns", "missing_source", "unreadable_source", "empty_source"}
 )
 """Never quarantined: nothing of the source is usable, or how many rows are lost is unknown."""
 

@@ -46,7 +46,9 @@ class RowAccount:
     Of the used pairs, all of which stay in use: repeated, whose three texts an earlier used pair
     has, in order of reading; contradicting, whose answers an earlier used pair has the other way
     round; with_votes, that carry several people's votes; against_votes, of these the ones where
-    more people preferred the answer labelled worse.
+    more people preferred the answer labelled worse; with_scores, whose rows hold scores of both
+    answers, or a margin; against_scores, of these the ones whose own scores prefer the answer
+    labelled worse.
 
     ignored_fields: fields that mean nothing here, and in how many good rows; ignored_files: files
     of folders that hold no data. demonstrations: read = learned + held_out + quarantined; empty
@@ -66,6 +68,8 @@ class RowAccount:
     ignored_fields: dict[str, int] = field(default_factory=dict)
     ignored_files: list[str] = field(default_factory=list)
     demonstrations: dict[str, int] = field(default_factory=dict)
+    with_scores: int = 0
+    against_scores: int = 0
 
     def __post_init__(self) -> None:
         for name in (item.name for item in dataclasses.fields(RowCounts)):
@@ -135,6 +139,11 @@ class RowAccount:
                 "used pairs with a label against most of people's votes: "
                 f"{self.against_votes:,} of {self.with_votes:,} that have votes"
             )
+        if self.with_scores:
+            found.append(
+                "used pairs with a label against their own scores or margin: "
+                f"{self.against_scores:,} of {self.with_scores:,} that have some"
+            )
         if self.ignored_fields:
             names = [f"{_cut(name)} ({rows:,})" for name, rows in self.ignored_fields.items()]
             found.append(f"fields that were ignored, and in how many rows: {_listed(names)}")
@@ -155,6 +164,11 @@ class RowAccount:
                 f"preferences.max_pairs={self.max_pairs} left out "
                 f"{self.pairs_found - self.pairs_used:,} of {self.pairs_found:,} good pairs, drawn "
                 "at random: they are in no split. preferences.max_pairs=null uses all."
+            )
+        if 2 * self.against_scores > self.with_scores:
+            found.append(
+                f"{self.against_scores:,} of {self.with_scores:,} labels are against the scores of "
+                "their own rows: are chosen and rejected, or the scores, the wrong way round?"
             )
         if self.num_refused:
             read = rows.read + self.demonstrations.get("read", 0)

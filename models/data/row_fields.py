@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from trimtab.models.data.formats import ParsedRow
-from trimtab.models.data.presets import KTO, METADATA
+from trimtab.models.data.presets import METADATA
 from trimtab.models.data.records import PreferencePair
 
 Row = dict[str, Any]
@@ -85,11 +85,8 @@ def further_fields(row: Row, parsed: ParsedRow, columns: Mapping[str, str]) -> R
     Of a row that gives several pairs, and of half of one, only those of which no answer is made.
     columns: what the row calls Trimtab's columns. Of messages the pair holds all.
     """
-    if parsed.is_waiting or parsed.rows:
-        read = {columns.get(name, name) for name in KTO.tells}
-        return {name: value for name, value in row.items() if name not in read}
-    if len(parsed.better_worse) > 1:
-        kept = {*parsed.ignored, *METADATA}
+    if parsed.is_waiting or parsed.rows or len(parsed.better_worse) > 1:
+        kept = {*parsed.ignored, *(columns.get(name, name) for name in METADATA)}
         return {name: value for name, value in row.items() if name in kept}
     if parsed.messages:
         row = {name: value for name, value in row.items() if name not in _TEXTS}

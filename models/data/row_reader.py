@@ -7,6 +7,7 @@ own texts.
 """
 
 import dataclasses
+import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Final
 
+from trimtab.models.data.column_words import Compare, is_against, own_scores
 from trimtab.models.data.files import RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
@@ -22,31 +24,32 @@ from trimtab.models.data.formats import (
     parse_row,
 )
 from trimtab.models.data.hints import hint, needs
+from trimtab.models.data.mapped import Mapped, Row, list_of, list_of_messages, number_of
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
     COLUMNS,
     FORMATS,
     KTO,
+    KTO_MESSAGES,
     METADATA,
     NATIVE,
     PRESETS,
-    Mapped,
     Preset,
-    Row,
-    list_of,
-    list_of_messages,
-    number_of,
+    with_input,
 )
 from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.ranked_answers import ANSWERS, PLACED
 from trimtab.models.data.readers import Source
+from trimtab.models.data.two_answers import NUMBERED, is_told_by_number
 
 MAX_UNKNOWN: Final = 1000
 NUM_EXAMPLES: Final = 5
 NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
 WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
 _NUMBERS: Final = frozenset({"rating", "votes_chosen", "votes_rejected", "votes_equal"})
-_TEXTS: Final = frozenset({"prompt", "chosen", "rejected", "completion", *METADATA})
+_IN_ORDER: Final = ("native", "alpaca-ranking")
+_BY_PLACE: Final = "by place"
 
 
 class ColumnsError(ValueError):
@@ -81,12 +84,27 @@ class _Waiting:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A preset for rows of some columns.
+
+    columns: what the row calls the preset's. ignored: those that the preset does not read.
+    """
+
+    preset: Preset
+    columns: dict[str, str]
+    ignored: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _File:
     """What was seen of a file: whether a row's form was known, columns, and a row that was not.
 
     examples: rows that were not read. lacking: columns that no row of a known form has, though that
-    needs them.
+    needs them. forms: of good rows. ambiguous: the first problem of a row whose answers could be
+    ordered in several ways, and its form. codes: numbers that alone named a winner, of answers in
+    columns without numbers, and in which column. scores: the columns that ordered the answers of a
+    row. implicit, apart: rows of two texts that start with one prompt, and that do not.
     """
 
     is_known: bool = False
@@ -94,6 +112,12 @@ class _File:
     columns: set[str] = field(default_factory=set)
     examples: list[RawRow] = field(default_factory=list)
     lacking: set[str] | None = None
+    forms: set[str] = field(default_factory=set)
+    ambiguous: tuple[str, Problem] | None = None
+    codes: dict[int, str] = field(default_factory=dict)
+    scores: str = ""
+    implicit: int = 0
+    apart: int = 0
 
 
 class RowReader:
@@ -109,8 +133,9 @@ class RowReader:
         self.render = render
         self.given_up: set[str] = set()
         self.format, self.columns = source.format, source.columns
-        self._renamed = {theirs: own for own, theirs in source.columns.items()}
-        self._presets: dict[tuple[str, ...], list[tuple[Preset, tuple[str, ...]]]] = {}
+        self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
+        self._forms: dict[tuple[str, ...], list[_Form]] = {}
+        self._compares: dict[tuple[str, ...], list[Compare]] = {}
         self._files: dict[str, _File] = defaultdict(_File)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
@@ -125,54 +150,103 @@ class RowReader:
         if not isinstance(row, dict):
             return parse_row(row, self.render)
         seen = self._files[raw.file]
-        if self._renamed:
+        if self.columns:
             seen.columns.update(row)
             row = {own: value for own, value in row.items() if own not in self.columns} | {
                 own: row[theirs] for own, theirs in self.columns.items() if theirs in row
             }
             row = {name: value for name, value in row.items() if name not in self._renamed}
+        row = {name: None if _is_nan(value) else value for name, value in row.items()}
         if raw.is_text:
             row = {name: _typed(name, value) for name, value in row.items()}
-        found = self._preset_of(row)
-        if found is None:
+        form = self._form_of(row)
+        if form is None:
             seen.num_unknown += 1
             _keep(seen, raw)
             if seen.num_unknown == MAX_UNKNOWN and not seen.is_known:
                 self.given_up.add(raw.file)
             return self._unknown(raw.value)
         seen.is_known = True
-        preset, ignored = found
-        if preset is KTO:
-            parsed = self._pair_up(row, raw, number)
-        elif preset.convert is None:
+        row = _renamed(row, form.columns)
+        mapped = Mapped(
+            {name: row[name] for name in METADATA if name in row},
+            columns=dict(self.columns)
+            | {own: self._their(name) for own, name in form.columns.items()},
+        )
+        if form.preset in (KTO, KTO_MESSAGES):
+            parsed = self._pair_up(row, raw, number, mapped)
+            parsed.format = form.preset.name
+        elif form.preset.convert is None:
             parsed = parse_row(row, self.render)
         else:
-            parsed = _convert(preset, row, self.render)
-        parsed.ignored = ignored
-        _note_lacking(seen, raw, parsed, needs(preset))
+            parsed = _convert(form.preset, row, self.render, mapped)
+        parsed.ignored = tuple(
+            self._their(name) for name in form.ignored if name not in mapped.reads
+        )
+        _note_lacking(seen, raw, row, parsed, needs(form.preset))
         if raw.is_text:
             parsed.problems += _of_text(row)
-        if self.columns and parsed.problems:
-            _rename(parsed, self.columns)
+        _rename(parsed, mapped.columns)
+        self._note(seen, form.preset, parsed, mapped)
+        parsed.is_against_scores = self._is_against_scores(raw.value, form.preset, parsed)
         return parsed
 
-    def _preset_of(self, row: Row) -> tuple[Preset, tuple[str, ...]] | None:
-        """The preset that reads a row, and the columns that it does not read."""
+    def _their(self, name: str) -> str:
+        """What the user's file calls one of Trimtab's columns."""
+        return self.columns.get(name, name)
+
+    def _form_of(self, row: Row) -> _Form | None:
+        """The form of a row: the first preset that reads it."""
         keys = tuple(row)
-        candidates = self._presets.get(keys)
-        if candidates is None:
-            candidates = self._presets[keys] = list(self._candidates(keys))
-        for preset, ignored in candidates:
-            if preset.matches is None or preset.matches(row):
-                return preset, ignored
+        forms = self._forms.get(keys)
+        if forms is None:
+            forms = self._forms[keys] = list(self._forms_of(keys))
+        for form in forms:
+            matches = form.preset.matches
+            if matches is None or matches(_renamed(row, form.columns)):
+                return form
         return None
 
-    def _candidates(self, keys: tuple[str, ...]) -> Iterable[tuple[Preset, tuple[str, ...]]]:
+    def _forms_of(self, keys: tuple[str, ...]) -> Iterable[_Form]:
+        names = tuple(name for name in keys if isinstance(name, str))
         for preset in PRESETS:
             is_asked = preset.is_automatic if self.format == "auto" else preset.name == self.format
-            if is_asked and set(preset.tells) <= set(keys):
-                known = {*preset.tells, *preset.reads, *METADATA}
-                yield preset, tuple(str(name) for name in keys if name not in known)
+            columns = preset.columns_in(names) if is_asked else None
+            if columns is not None:
+                known = {*columns.values(), *preset.reads, *METADATA}
+                others = {own: name for own, name in columns.items() if own != name}
+                yield _Form(preset, others, tuple(str(key) for key in keys if key not in known))
+
+    def _note(self, seen: _File, preset: Preset, parsed: ParsedRow, mapped: Mapped) -> None:
+        """Keep of a row what can be judged over its file only."""
+        unclear = next((each for each in parsed.problems if each.reason == "ambiguous_label"), None)
+        is_placed = parsed.is_ranking and preset.name in _IN_ORDER
+        form = _BY_PLACE if is_placed or (unclear and preset.name == "ranked") else preset.name
+        if unclear is not None:
+            seen.ambiguous = seen.ambiguous or (form, unclear)
+        elif is_placed and seen.scores:
+            allowed = f"{seen.scores}, as earlier rows of the file have, or {PLACED}"
+            parsed.problems.append(Problem("ambiguous_label", None, "no scores", allowed))
+        if not parsed.problems:
+            seen.forms.add(form)
+            if preset.name == "ranked":
+                seen.scores = seen.scores or ", ".join(map(self._their, sorted(mapped.reads)))
+        if mapped.code is not None and not is_told_by_number([*parsed.answer_fields, ""]):
+            seen.codes[mapped.code] = mapped.columns.get("winner", "winner")
+        is_apart = any(problem.reason == "no_common_prompt" for problem in parsed.problems)
+        seen.apart += parsed.format == "implicit" and is_apart
+        seen.implicit += parsed.format == "implicit" and not is_apart
+
+    def _is_against_scores(self, row: Row, preset: Preset, parsed: ParsedRow) -> bool | None:
+        """Whether a pair's own scores or margin prefer the answer that is labelled worse."""
+        if parsed.problems or parsed.is_ranking or len(parsed.answer_fields) != 2:
+            return None
+        key = (*parsed.answer_fields, *map(str, row))
+        if key not in self._compares:
+            votes = getattr(preset.convert, "counts", None) or ()
+            columns = [name for name in row if name not in votes]
+            self._compares[key] = own_scores(columns, *parsed.answer_fields)
+        return is_against(row, self._compares[key])
 
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
@@ -185,9 +259,9 @@ class RowReader:
         )
         return parsed
 
-    def _pair_up(self, row: Row, raw: RawRow, number: int) -> ParsedRow:
+    def _pair_up(self, row: Row, raw: RawRow, number: int, mapped: Mapped) -> ParsedRow:
         """A pair with a row that waits, or this row as one that waits."""
-        parsed = _convert(_ANSWER, row, self.render)
+        parsed = _convert(_ANSWER, row, self.render, mapped)
         is_good = _is_good(row.get("label"), parsed)
         if parsed.problems or is_good is None:
             return parsed
@@ -234,6 +308,8 @@ class RowReader:
             absent = [name for name in self.columns.values() if name not in seen.columns]
             if seen.examples and (seen.lacking or not seen.is_known):
                 found[file] = self._describe(seen, absent)
+            elif (problem := _of_whole(seen, is_whole=is_whole)) is not None:
+                found[file] = problem
             elif absent and is_whole:
                 allowed = f"columns of the file: {shorten(sorted(seen.columns))}"
                 shown = f"preferences.columns names {', '.join(map(repr, absent))}"
@@ -268,10 +344,12 @@ class RowReader:
         return Problem("unknown_columns", None, found, advice.text, columns)
 
 
-def _note_lacking(seen: _File, raw: RawRow, parsed: ParsedRow, needed: Sequence[str]) -> None:
+def _note_lacking(
+    seen: _File, raw: RawRow, row: Row, parsed: ParsedRow, needed: Sequence[str]
+) -> None:
     """Keep which of a form's columns no row so far has."""
     absent = {each.field or "" for each in parsed.problems if each.reason == "missing_field"}
-    absent &= {*needed} - {*raw.value}
+    absent &= {*needed} - {*row}
     seen.lacking = absent if seen.lacking is None else seen.lacking & absent
     if seen.lacking:
         _keep(seen, raw)
@@ -282,9 +360,52 @@ def _keep(seen: _File, raw: RawRow) -> None:
         seen.examples.append(raw)
 
 
+def _of_whole(seen: _File, *, is_whole: bool) -> Problem | None:
+    """What only all rows of a file show: their answers could be ordered in more ways than one."""
+    if seen.ambiguous is not None:
+        form, problem = seen.ambiguous
+        if form in seen.forms or not seen.forms:
+            return dataclasses.replace(problem, reason="ambiguous_columns")
+    if is_whole and len(seen.codes) == 1:
+        ((code, column),) = seen.codes.items()
+        found = f"{code} in every row that names the winner by a number"
+        return Problem("ambiguous_columns", column, found, NUMBERED)
+    if seen.scores and _BY_PLACE in seen.forms:
+        found = f"rows with {seen.scores}, and before them rows without"
+        allowed = f"{seen.scores} in every row, or {PLACED}"
+        return Problem("ambiguous_columns", seen.scores, found, allowed)
+    if seen.implicit and seen.apart > seen.implicit:
+        found = (
+            f"no prompt; {seen.apart:,} of {seen.apart + seen.implicit:,} rows start differently"
+        )
+        allowed = 'a column with the prompt: preferences.columns={"prompt": "..."}'
+        return Problem("unknown_columns", "prompt", found, allowed)
+    return None
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    """A row with its own columns under the names that a preset has for them."""
+    if not columns:
+        return row
+    theirs = set(columns.values())
+    kept = {name: value for name, value in row.items() if name not in theirs}
+    return kept | {own: row[name] for own, name in columns.items()}
+
+
 def _one_answer(row: Row, mapped: Mapped) -> None:
-    mapped.values |= {"prompt": row.get("prompt"), "responses": [row.get("completion")]}
-    mapped.names, mapped.pairs = {"responses[0]": "completion"}, ()
+    """One answer of unpaired data: of a dialogue its last turn."""
+    row = with_input(row, mapped)
+    prompt, answer = row.get("prompt"), row.get("completion")
+    mapped.names = {"responses[0]": "completion"}
+    if "messages" in row:
+        turns = list_of(row["messages"])
+        mapped.names = {"prompt": "messages", "responses[0]": "messages"}
+        if not isinstance(turns, list) or len(turns) < 2:
+            mapped.refuse("wrong_type", "messages", turns, "a list of messages, the answer last")
+            turns = []
+        prompt, answer = turns[:-1], turns[-1:]
+    mapped.values |= {"prompt": prompt, "responses": [answer]}
+    mapped.pairs = ()
 
 
 _ANSWER: Final = Preset("kto", "one answer of unpaired data", (), _one_answer)
@@ -301,15 +422,13 @@ def _is_good(label: Any, parsed: ParsedRow) -> bool | None:
     return None
 
 
-def _convert(preset: Preset, row: Row, render: Render | None) -> ParsedRow:
+def _convert(preset: Preset, row: Row, render: Render | None, mapped: Mapped) -> ParsedRow:
     """Parse a row that a preset brings into Trimtab's columns; problems name the row's own."""
     assert preset.convert is not None
-    mapped = Mapped({name: row[name] for name in METADATA if name in row})
     preset.convert(row, mapped)
     parsed = parse_row(mapped.values, render, mapped.pairs)
     parsed.format = preset.name
-    if mapped.names:
-        _rename(parsed, mapped.names)
+    _rename(parsed, mapped.names)
     known = {problem.field for problem in mapped.problems}
     parsed.problems[:0] = mapped.problems
     parsed.problems = [
@@ -322,6 +441,8 @@ def _convert(preset: Preset, row: Row, render: Render | None) -> ParsedRow:
 
 def _rename(parsed: ParsedRow, names: Mapping[str, str]) -> None:
     """Give problems and answers the names that the row itself has for its columns."""
+    if not names:
+        return
     parsed.answer_fields = tuple(_name(place, names) for place in parsed.answer_fields)
     parsed.problems = [
         dataclasses.replace(problem, field=problem.field and _name(problem.field, names))
@@ -337,17 +458,28 @@ def _name(place: str, names: Mapping[str, str]) -> str:
     return place
 
 
+def _is_nan(value: Any) -> bool:
+    """Whether this is what pandas writes for an absent value."""
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _typed(name: str, value: Any) -> Any:
     """A cell of a table as what its column holds: a number, a list, true or false, or text."""
-    if not isinstance(value, str) or name not in COLUMNS:
+    if not isinstance(value, str):
         return value
     if name in _NUMBERS:
         return number_of(value)
     if name == "tie":
         return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
-    if name in _TEXTS or name.startswith(("response_", "response1", "response2", "human_ref")):
-        return list_of_messages(value)
-    return list_of(value)
+    if name in ("votes", "opinions"):
+        return list_of(value)
+    found = list_of(value)
+    is_list = name in ANSWERS and isinstance(found, list) and len(found) > 1
+    return found if is_list and _are_answers(found) else list_of_messages(value)
+
+
+def _are_answers(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, str | dict | list) for each in values)
 
 
 def _of_text(row: Row) -> list[Problem]:

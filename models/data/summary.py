@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trimtab.models.data.messages import ASSISTANT_MARK, HUMAN_MARK
+from trimtab.models.data.messages import MARKS
 from trimtab.models.data.prompts import normalise_prompt
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.row_account import RowAccount, RowCounts
 
 NO_CATEGORY: Final = "(none)"
-MARKS: Final = (HUMAN_MARK, ASSISTANT_MARK)
 
 
 @dataclass(slots=True)
@@ -49,9 +48,10 @@ class PreferenceReport:
     `normalise_prompt`. num_repeated_pairs: pairs whose three texts an earlier pair has;
     num_contradicting_pairs: pairs whose answers an earlier pair has the other way round.
     num_pairs_with_votes, num_against_votes: pairs with counts, and those where more annotators
-    preferred the rejected answer. num_dialogue_answers: pairs with an answer in which a further
-    turn is marked. row_of: by a pair's id the key of its source and the
-    numbers of its rows, from 1, of two rows first that of the chosen answer.
+    preferred the rejected answer. is_against_scores: by the ids of pairs whose rows have scores of
+    both answers, or a margin, whether these prefer the rejected answer. num_dialogue_answers:
+    pairs with an answer in which a further turn is marked. row_of: by a pair's id the key of its
+    source and the numbers of its rows, from 1, of two rows first that of the chosen answer.
     ignored_fields: fields of used rows that mean nothing here, and in how many
     rows; ignored_files: files of folders that are no data, or of another split.
     Characters are Unicode code points.
@@ -78,6 +78,7 @@ class PreferenceReport:
     mean_rejected_characters: float = 0.0
     max_pair_characters: int = 0
     row_of: dict[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
+    is_against_scores: dict[str, bool] = field(default_factory=dict, repr=False)
 
     def check(self) -> None:
         """Assert that all counts add up, in total and by source, format, reason, category."""
@@ -92,9 +93,12 @@ class PreferenceReport:
         assert self.pairs_by_category.total() == self.total.pairs
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dict that `json.dumps` takes, without `row_of`; counters' keys sorted."""
+        """Return a plain dict that `json.dumps` takes; counters' keys are sorted.
+
+        Without `row_of` and `is_against_scores`, which hold an entry for each pair.
+        """
         values: dict[str, Any] = {}
-        for name in (item.name for item in dataclasses.fields(self) if item.name != "row_of"):
+        for name in (item.name for item in dataclasses.fields(self) if item.repr):
             value = getattr(self, name)
             if isinstance(value, Counter):  # which dataclasses.asdict would take apart wrongly
                 value = {str(key): value[key] for key in sorted(value)}
@@ -112,6 +116,7 @@ class PreferenceReport:
     ) -> RowAccount:
         """Return where the rows went once some of all `pairs` were taken to be `used`."""
         identities = {pair.id for pair in used}
+        against = [found for name, found in self.is_against_scores.items() if name in identities]
         rows_used: Counter[str | int] = Counter()
         for key, *rows in {self.row_of[name] for name in identities}:
             rows_used[key] += len(rows)
@@ -143,6 +148,8 @@ class PreferenceReport:
             contradicting=described.num_contradicting_pairs,
             with_votes=described.num_pairs_with_votes,
             against_votes=described.num_against_votes,
+            with_scores=len(against),
+            against_scores=sum(against),
             ignored_fields={_printable(k): n for k, n in sorted(self.ignored_fields.items())},
             ignored_files=list(self.ignored_files),
             demonstrations=dict(demonstrations),

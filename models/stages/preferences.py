@@ -111,6 +111,7 @@ def _summary(
         "num_repeated": account.repeated,
         "num_contradicting": account.contradicting,
         "num_against_votes": account.against_votes,
+        "num_against_scores": account.against_scores,
         **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
         "share_chosen_longer": report.share_chosen_longer,
         **_of_demonstrations(account),

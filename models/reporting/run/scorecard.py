@@ -318,6 +318,7 @@ def _rows_of(account: RowAccount | None) -> dict[str, float]:
         "pairs_repeated": account.repeated,
         "pairs_contradicting": account.contradicting,
         "pairs_against_votes": account.against_votes,
+        "pairs_against_scores": account.against_scores,
     }
 
 

@@ -65,7 +65,7 @@ MISTAKES = [
     ({"id": "a", "chosen_score": 1}, "found chosen_score, allowed: chosen_score and rejected_"),
     ({"id": "a", "chosen_score": 1, "rejected_score": 2, "vote": 1}, "missing_field: found cho"),
     ("[1]", "not_an_object: found [1], allowed: an object with id or line"),
-    ('{"id": "a", "vote": NaN}', "not_json: found"),
+    ('{"id": "a", "vote": -Infinity}', "out_of_range in field 'vote': found -inf"),
 ]
 
 

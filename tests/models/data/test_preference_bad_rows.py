@@ -26,7 +26,8 @@ LONG = "x" * 60
 BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [
     ("not_json", None, b'{"prompt": "Q", "chosen": '),
     ("not_json", None, b"prompt,chosen,rejected"),
-    ("not_json", None, b'{"prompt": "Q", "chosen": "A", "rejected": "B", "rating": NaN}'),
+    ("missing_field", "chosen", b'{"prompt": "Q", "chosen": NaN, "rejected": "B"}'),
+    ("no_common_prompt", None, b'{"prompt": NaN, "chosen": "A b", "rejected": "A c"}'),
     ("not_json", None, b'{"prompt": "Q", "chosen": "A", "chosen": "C", "rejected": "B"}'),
     ("not_json", None, b"[" * 100_000),
     ("not_json", None, b'{"rating": ' + b"1" * 5000 + b"}"),
@@ -90,14 +91,14 @@ BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [
     ("identical_responses", "responses[2]", {"prompt": "Q", "responses": ["A", "B", "A"]}),
     ("too_long", "chosen", GOOD | {"chosen": LONG}),
     ("too_long", "responses[1]", {"prompt": "Q", "responses": ["A", LONG]}),
-    ("duplicate_id", "id", GOOD | {"id": "taken"}),
+    ("ambiguous_label", "best", RANKING | {"best": 1}),
     ("tie", "tie", GOOD | {"tie": True}),
 ]  # fmt: skip
 
 
 def test_every_reason_has_a_row() -> None:
     # among the formats, the reviews, the tables
-    elsewhere = {"not_renderable", "unknown_id", "not_csv"}
+    elsewhere = {"not_renderable", "unknown_id", "duplicate_id", "not_csv"}
     tested = {reason for reason, _, _ in BAD_ROWS} | elsewhere
     assert tested | SOURCE_REASONS == set(REASONS)
 
@@ -106,7 +107,7 @@ def test_every_reason_has_a_row() -> None:
 def test_a_bad_row_is_refused_for_its_reason(
     write_rows: WriteRows, reason: str, field: str | None, row: dict[str, Any] | bytes
 ) -> None:
-    path = write_rows([GOOD | {"id": "taken"}, row, GOOD | {"prompt": "R"}])
+    path = write_rows([GOOD, row, GOOD | {"prompt": "R"}])
     pairs, bad_rows, report = load_preferences(
         [Source(path)], on_bad_rows="quarantine", max_characters=50
     )

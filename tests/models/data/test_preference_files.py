@@ -141,7 +141,7 @@ def test_every_bad_row_of_a_list_is_reported(tmp_path: Path) -> None:
     pairs, told, raw = load(path)
     assert [pair.source for pair in pairs] == ["a.json:2", "a.json:9"]
     assert told == [
-        (3, "not_json", None),
+        (3, "missing_field", "chosen"),
         (4, "not_json", None),
         (5, "not_json", None),
         (6, "not_an_object", None),
@@ -196,7 +196,7 @@ def test_a_cell_may_hold_messages_as_json_but_not_as_python_writes_them(tmp_path
     (tmp_path / "a.csv").write_bytes(as_csv(rows))
     pairs, told, _ = load(tmp_path / "a.csv")
     assert [(p.prompt, p.chosen) for p in pairs] == [("\n\nHuman: Q\n\nAssistant:", " yes")]
-    assert told == [(3, "no_common_prompt", None)]
+    assert told == [(3, "wrong_type", "chosen")]
     # an answer that is JSON is an answer
     rows = [{"prompt": "A list?", "chosen": '["a", "b"]', "rejected": '[{"a": 1}]'}]
     (tmp_path / "b.csv").write_bytes(as_csv(rows))

@@ -104,24 +104,30 @@ def test_made_ids_depend_on_texts_only_and_repeats_are_numbered(write_rows: Writ
     assert len({pair.id for pair in first}) == 3
 
 
-def test_duplicated_ids_are_found_across_sources_and_rankings(write_rows: WriteRows) -> None:
+def test_rows_of_one_id_are_all_kept_and_numbered(write_rows: WriteRows) -> None:
+    """An id may be that of the prompt. A refused row keeps its id, so that others keep theirs."""
     ranking = {"id": "r", "prompt": "Q", "responses": ["a", "b"]}
     paths = [
         write_rows([GOOD | {"id": 7}, GOOD | {"id": "bad", "rating": 9}, ranking], "a.jsonl"),
-        write_rows([GOOD | {"id": i} for i in ("7", "bad", "r", "r#1-2", "new")], "b.jsonl"),
+        write_rows(
+            [GOOD | {"id": i} for i in ("7", "7-2", "bad", "r", "r#1-2", "new")] + [ranking],
+            "b.jsonl",
+        ),
     ]
-    sources = [Source(path) for path in paths]
-    pairs, bad_rows, _ = load_preferences(sources, on_bad_rows="quarantine")
-    assert [pair.id for pair in pairs] == ["7", "r#1-2", "new"]
-    assert [bad.reason for bad in bad_rows] == ["out_of_range"] + ["duplicate_id"] * 4
-    assert bad_rows[1].problems[0].allowed == f"an id other than that of {paths[0]}:1"
+    pairs, bad_rows, report = load_preferences(list(map(Source, paths)), on_bad_rows="quarantine")
+    ids = ["7", "r#1-2", "7-2", "7-2-2", "bad-2", "r-2", "r#1-2-2", "new", "r-3#1-2"]
+    assert [pair.id for pair in pairs] == ids
+    assert [pair.group for pair in pairs if pair.group] == ["r", "r-3"]
+    assert [bad.reason for bad in bad_rows] == ["out_of_range"]
+    # of one text: the first, 7-2, 7-2-2, bad-2, r-2, r#1-2-2, new; and the ranking again
+    assert report.num_repeated_pairs == 7
 
 
-def test_an_id_of_a_rankings_pair_may_be_taken_already(write_rows: WriteRows) -> None:
-    ranking = {"id": "r", "prompt": "Q", "responses": ["a", "b", "c"]}
-    source = Source(write_rows([GOOD | {"id": "r#2-3"}, ranking]))
-    with pytest.raises(PreferenceDataError, match="2: duplicate_id in field 'id': found 'r#2-3'"):
-        load_preferences([source])
+def test_ids_of_prompts_cost_no_quadratic_time(write_rows: WriteRows) -> None:
+    rows = [GOOD | {"id": "q", "rejected": str(n)} for n in range(20_000)]
+    pairs, _, _ = load_preferences([Source(write_rows(rows))])
+    assert [pairs[0].id, pairs[-1].id] == ["q", "q-20000"]
+    assert len({pair.id for pair in pairs}) == 20_000
 
 
 def test_ties_are_bad_rows_or_dropped_but_never_hide_other_problems(write_rows: WriteRows) -> None:

@@ -286,6 +286,35 @@ CALL = {
 }
 CALLED = ' <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n</tool_call>'
 RESULT = {"role": "tool", "name": "add", "content": "2"}
+PANDALM = {
+    "idx": 0,
+    "cmp_key": "m_n",
+    "instruction": "What is",
+    "input": "1+1?",
+    "response1": "3",
+    "response2": "2",
+    "annotator1": 2,
+    "annotator2": 0,
+    "annotator3": 2,
+}
+AUTO_J = {
+    "scenario": "counting",
+    "label": 1,
+    "prompt": "What is 1+1?",
+    "response 1": "3",
+    "response 2": "2",
+}
+LABEL_STUDIO = {
+    "id": 12,
+    "data": {"prompt": "What is 1+1?", "answer1": "3", "answer2": "2"},
+    "annotations": [
+        {"completed_by": who, "was_cancelled": who == 4, "result": [
+            {"from_name": "pw", "type": "pairwise", "value": {"selected": side}}
+        ]}
+        for who, side in ((1, "right"), (2, "left"), (3, "right"), (4, "left"))
+    ],
+}  # fmt: skip
+RANKED = {"prompt": "What is 1+1?", "responses": ["3", "2", "4"], "scores": [2.0, 9.5, 2.0]}
 NO_PROMPT_TWICE = {"question": "What is 1+1?", "chosen": "2", "rejected": "3"}
 VOTES_OF_3 = {"rating": 4, "votes": Votes(2, 1, 0), "category": "stem"}
 
@@ -404,6 +433,61 @@ CASES = [
         [("What is\n1+1?", "2", "3")],
     ),
     Case("kto", KTO_ROWS, carries={"source": "rows.jsonl:1,3"}),
+    Case(
+        "kto-messages",
+        [{"messages": [USER, TWO], "label": True}, {"messages": [USER, THREE], "label": False}],
+        [PAIR],
+        {"source": "rows.jsonl:1,2"},
+    ),
+    Case(
+        "kto-messages",
+        [
+            {"conversations": [{"from": "human", "value": "What is 1+1?"}, TWO], "kto_tag": True},
+            {"conversations": [USER, {"from": "gpt", "value": "3"}], "kto_tag": False},
+        ],
+        [PAIR],
+    ),
+    Case(
+        "kto",
+        [
+            {"instruction": "What is", "input": "1+1?", "output": text, "kto_tag": is_good}
+            for text, is_good in (("3", False), ("2", True))
+        ],
+        [("What is\n1+1?", "2", "3")],
+    ),
+    Case(
+        "pandalm",
+        [PANDALM],
+        [("What is\n1+1?", "2", "3")],
+        {
+            "votes": Votes(2, 0, 1),
+            "opinions": (
+                Opinion("annotator1", "chosen"),
+                Opinion("annotator2", "equal"),
+                Opinion("annotator3", "chosen"),
+            ),
+        },
+    ),
+    Case("auto-j", [AUTO_J], carries={"category": "counting"}),
+    Case(
+        "label-studio",
+        [LABEL_STUDIO],
+        carries={
+            "id": "12",
+            "votes": Votes(2, 1, 0),
+            "opinions": (
+                Opinion("1", "chosen"),
+                Opinion("2", "rejected"),
+                Opinion("3", "chosen"),
+            ),
+        },
+    ),
+    Case("ranked", [RANKED], [PLAIN, ("What is 1+1?", "2", "4")]),
+    Case(
+        "kwise",
+        [RANKED | {"responses": ["2", "3"], "scores": [1, 9]}],
+        asked="best-first",
+    ),
     # an answer that calls a tool
     Case(
         "messages",
@@ -446,12 +530,15 @@ def test_a_preset_reads_rows_of_its_shape(write_rows: WriteRows, case: Case) -> 
 
 def test_every_preset_has_a_case() -> None:
     native = {"hh", "explicit", "messages", "kwise"}
-    assert {case.preset for case in CASES} - native == set(BY_NAME) - {"native"}
+    assert {case.preset for case in CASES} - native == set(BY_NAME) - {"native", "best-first"}
     assert set(FORMATS) == {"auto", *BY_NAME}
 
 
 TIED = opinion("Tie", "e")
 TIES = [
+    PANDALM | {"annotator1": 1},
+    AUTO_J | {"label": 2},
+    RANKED | {"scores": [2, 2, 2]},
     HELPSTEER2 | {"preference_strength": 0},
     HELPSTEER3 | {"overall_preference": 0},
     ARENA_55K | {"winner_model_b": 0, "winner_tie": 1},

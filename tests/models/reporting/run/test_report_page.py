@@ -185,6 +185,8 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
         "contradicting": 1,
         "with_votes": 5,
         "against_votes": 2,
+        "with_scores": 4,
+        "against_scores": 3,
         "ignored_fields": {HOSTILE: 7},
         "ignored_files": [],
         "demonstrations": {"read": 5, "learned": 3, "held_out": 1, "quarantined": 1},
@@ -203,6 +205,8 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
         "used pairs that repeat an earlier one: 3",
         "(the same answers the other way round): 1",
         "used pairs with a label against most of people&#39;s votes: 2 of 5",
+        "used pairs with a label against their own scores or margin: 3 of 4",
+        "<b>⚠</b> 3 of 4 labels are against the scores of their own rows",
         "5 demonstrations read = 3 learned + 1 held out + 1 quarantined",
         "<b>⚠</b> preferences.max_pairs=11 left out 110 of 121 good pairs",
         "<b>⚠</b> 15 of 146 rows were refused",
@@ -211,6 +215,7 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
     assert HOSTILE not in html
     assert card["data"]["rows"] == account
     summary = json.loads((tmp_path / "output" / "summary.json").read_text())
+    assert summary["pairs_against_scores"] == 3
     parts = [summary[f"rows_{name}"] for name in counts]
     assert parts[0] == sum(parts[1:]) == 141
     assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()

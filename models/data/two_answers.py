@@ -1,0 +1,327 @@
+"""Two answers in columns of their own, and how public data say which is better.
+
+Winners are told as people write them. A number alone is told by what the answers' columns are
+called: of "response_0" and "response_1" 0 is the first, of all others 1 is. 0 is then refused: to
+PandaLM it is a tie, to Auto-J the first answer (and 2 a tie), to SHP the second.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trimtab.models.data.column_words import CHOICES, words
+from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
+from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.ranked_answers import PROMPTS
+
+Preference = Callable[[Row, Mapped], float | None]
+"""How much better the first answer is than the second: 0 a tie, below 0 worse, None a problem."""
+People = Callable[[Row, Mapped], list[tuple[str | None, float]]]
+"""Several people's opinions, each with who it is of where that is known."""
+
+
+def score_from(column: str, limit: int) -> Preference:
+    """From -limit (the first answer is much better) to limit (the second is)."""
+
+    def opinion(row: Row, mapped: Mapped) -> float | None:
+        value = number_of(row.get(column))
+        allowed = f"a number from {-limit} to {limit}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            mapped.refuse("wrong_type", column, value, allowed)
+        elif not -limit <= value <= limit:
+            mapped.refuse("out_of_range", column, value, allowed)
+        else:
+            return -value
+        return None
+
+    return opinion
+
+
+def choice(column: str, meanings: dict[Any, int]) -> Preference:
+    """One of some values, each with what it means."""
+
+    def opinion(row: Row, mapped: Mapped) -> float | None:
+        value = row.get(column)
+        key = value.strip().lower() if isinstance(value, str) else value
+        for known in (key, number_of(key)):
+            if isinstance(known, str | int | float) and known in meanings:
+                return meanings[known]
+        mapped.refuse("out_of_range", column, value, " | ".join(map(str, meanings)))
+        return None
+
+    return opinion
+
+
+def flags(first: str, second: str, neither: str) -> Preference:
+    """Three columns, of which one is 1 and the others are 0."""
+
+    def opinion(row: Row, mapped: Mapped) -> float | None:
+        values = [number_of(row.get(name)) for name in (first, second, neither)]
+        if sorted(map(str, values)) == ["0", "0", "1"]:
+            return {0: 1, 1: -1, 2: 0}[values.index(1)]
+        allowed = f"1 in one of {first}, {second}, {neither}, and 0 in the others"
+        mapped.refuse("out_of_range", first, values, allowed)
+        return None
+
+    return opinion
+
+
+def scores_of(column: str, key: str) -> People:
+    """Several people's scores, as in `score_from`; those without a number are left out."""
+
+    def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+        people = list_of(row.get(column))
+        if people is not None and not isinstance(people, list):
+            mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
+            return []
+        scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
+        numbers = [score for score in scores if isinstance(score, int | float)]
+        return [(None, -score) for score in numbers if not math.isnan(score)]
+
+    return opinions
+
+
+MULTIPREF: Final = {
+    "A-is-clearly-better": 2,
+    "A-is-slightly-better": 1,
+    "Tie": 0,
+    "B-is-slightly-better": -1,
+    "B-is-clearly-better": -2,
+}
+MULTIPREF_PEOPLE: Final = ("normal_worker_annotations", "expert_worker_annotations")
+
+
+def multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+    """MultiPref's annotators, workers and experts alike."""
+    found: list[tuple[str | None, float]] = []
+    for column in MULTIPREF_PEOPLE:
+        people = list_of(row.get(column))
+        if people is not None and not isinstance(people, list):
+            mapped.refuse("wrong_type", column, people, "a list of objects with overall_pref")
+            continue
+        for index, each in enumerate(people or []):
+            said = each.get("overall_pref") if isinstance(each, dict) else None
+            if isinstance(said, str) and said in MULTIPREF:
+                who = each.get("evaluator")
+                found.append((who if isinstance(who, str) else None, float(MULTIPREF[said])))
+            else:
+                place = f"{column}[{index}].overall_pref"
+                mapped.refuse("out_of_range", place, said, " | ".join(MULTIPREF))
+    return found
+
+
+def majority(people: People) -> Preference:
+    """What more people prefer, however strongly."""
+
+    def opinion(row: Row, mapped: Mapped) -> float | None:
+        signs = [(each > 0) - (each < 0) for _, each in people(row, Mapped({}))]
+        return sum(signs)
+
+    return opinion
+
+
+STEMS: Final = frozenset(
+    {"response", "answer", "output", "completion", "text", "candidate", "option", "reply",
+     "generation", "summary"}
+)  # fmt: skip
+_OF_MODELS: Final = STEMS | {"model", "assistant", "generated"}
+_SIDES: Final = (
+    ("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "second"), ("one", "two"),
+)  # fmt: skip
+_PLACES: Final = {
+    side: place for pair in _SIDES for place, side in enumerate(pair) if pair[0].isalpha()
+}
+_NAMES_OF_CHOICES: Final = CHOICES | STEMS | {"human", "overall", "final"}
+_TIES: Final = frozenset(
+    {"tie", "tied", "draw", "equal", "equally", "same", "neither", "both", "bothbad"}
+)
+_FILLERS: Final = _OF_MODELS | {
+    "conversation", "side", "is", "are", "the", "wins", "won", "better", "best", "much", "slightly",
+    "significantly", "clearly", "good", "bad",
+}  # fmt: skip
+LONGEST: Final = 100
+_COMPARED: Final = re.compile(r"[\W_]*?(\w[\w .-]*?)\s*(>+|<+|=+|~)\s*(\w[\w .-]*?)[\W_]*")
+NUMBERED: Final = (
+    "a winner that is told from the names of the answers' columns: a, b, tie, or these names; or "
+    "columns of a form that says what numbers mean: response_0, response_1 and better_response_id "
+    "(0: the first, 1: the second), response1, response2 and annotator1 (1, 2, 0: a tie), "
+    "human_ref_A, human_ref_B and labels (1: the first, 0: the second)"
+)
+
+
+def columns_of_two(keys: Sequence[str]) -> dict[str, str] | None:
+    """What a row with these columns calls those of `labelled`; None where that is not plain.
+
+    Plain: two columns differ in a side alone ("output_1", "output_2"), and one says which is
+    better. The prompt may be absent.
+    """
+    prompt, named = prompt_in(keys), ("response_a", "response_b", "winner")
+    if set(named) <= set(keys):
+        own = {name: name for name in named}
+        return own if prompt is None else {"prompt": prompt} | own
+    answers = sides_in(keys)
+    chosen = ["winner"] if "winner" in keys else [key for key in keys if _says_which(words(key))]
+    if answers is None or len(chosen) != 1:
+        return None
+    columns = {"response_a": answers[0], "response_b": answers[1], "winner": chosen[0]}
+    return columns if prompt is None else {"prompt": prompt} | columns
+
+
+def sides_in(keys: Sequence[str]) -> tuple[str, str] | None:
+    """The columns of two answers, the first and the second; None unless there are just two."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for key in keys:
+        parts = words(key)
+        if len(parts) > 1 and parts[0] in _PLACES:
+            parts = (*parts[1:], parts[0])
+        if STEMS & set(parts[:-1]) and set(parts[:-1]) <= _OF_MODELS:
+            found.setdefault(parts[:-1], {})[parts[-1]] = key
+    pairs = [
+        (columns[pair[0]], columns[pair[1]])
+        for columns in found.values()
+        for pair in _SIDES
+        if columns.keys() == set(pair)
+    ]
+    return pairs[0] if len(pairs) == len(found) == 1 else None
+
+
+def prompt_in(keys: Sequence[str]) -> str | None:
+    """The column that holds the prompt."""
+    names = {"_".join(words(key)): key for key in keys}
+    return next((names[name] for name in PROMPTS if name in names), None)
+
+
+def _says_which(parts: Sequence[str]) -> bool:
+    """Whether a column's name says that it holds which answer is better."""
+    if (
+        parts
+        and parts[-1] in ("id", "index", "idx")
+        and {"better", "best", "preferred"} & set(parts)
+    ):
+        parts = parts[:-1]
+    return bool(CHOICES & set(parts)) and set(parts) <= _NAMES_OF_CHOICES
+
+
+def winner(first: str, second: str) -> Preference:
+    """The winner, as people name it, of answers that stand in columns `first` and `second`."""
+
+    def opinion(row: Row, mapped: Mapped) -> float | None:
+        value = row.get("winner")
+        if isinstance(value, dict) and "selected" in value:  # Label Studio
+            value = value["selected"]
+        answers = [
+            (mapped.columns.get(name, name), name, row.get(name), row.get(model))
+            for name, model in ((first, "model_a"), (second, "model_b"))
+        ]
+        place, mapped.code = _place(value, answers)
+        columns = [each[0] for each in answers]
+        if mapped.code == 0 and not _counts_from_0(columns):
+            found = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
+            mapped.problems.append(Problem("ambiguous_label", "winner", found, NUMBERED))
+        elif place is None:
+            allowed = f"{columns[0]} | {columns[1]} | a | b | first | second | a>b | tie"
+            mapped.refuse("out_of_range", "winner", value, allowed)
+        return None if place is None else (1, -1, 0)[place]
+
+    return opinion
+
+
+def is_told_by_number(columns: Sequence[str]) -> bool:
+    """Whether the answers' columns are numbered, so that a number alone names one of them."""
+    return any(part.isdigit() for part in words(columns[0]))
+
+
+def _counts_from_0(columns: Sequence[str]) -> bool:
+    return "0" in words(columns[0])
+
+
+def _place(
+    value: Any, answers: Sequence[tuple[str, str, Any, Any]]
+) -> tuple[int | None, int | None]:
+    """The winner's place, 0 or 1 (2: a tie, None: not told), and the number that alone told it.
+
+    answers: of each what its column is called, here and in the row, its text, and its model.
+    """
+    if isinstance(value, str):
+        for place, (column, name, *texts) in enumerate(answers):
+            same = words(value) and words(value) in (words(column), words(name))
+            if same or value in (column, *texts):
+                return place, None
+        if len(value) <= LONGEST and (compared := _COMPARED.fullmatch(value)):
+            left, right = (_place(compared[group], answers)[0] for group in (1, 3))
+            is_of_both = {left, right} == {0, 1}
+            return ({">": left, "<": right}.get(compared[2][0], 2) if is_of_both else None), None
+        said = [word for word in words(value) if word not in _FILLERS]
+        if _TIES & set(said) and set(said) <= _TIES | {"a"}:
+            return 2, None
+        value = said[0] if len(said) == 1 else number_of(value)
+        if value in _PLACES:
+            return _PLACES[value], None
+    code = number_of(value)
+    if isinstance(code, bool) or code not in (0, 1, 2):
+        return None, None
+    place = int(code) - (not _counts_from_0([column for column, *_ in answers]))
+    return (place if place in (0, 1) else None), int(code)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoAnswers:
+    """Two answers in columns of their own, and which is better.
+
+    prompt: None, or no column, where the answers are whole dialogues. people: several annotators'
+    opinions, which become votes. counts: columns with how many people liked each answer, taken as
+    votes. is_rated: the strength 1 to 3 of the opinion becomes rating 2 to 4. category, identity:
+    columns.
+    """
+
+    prompt: str | None
+    first: str
+    second: str
+    opinion: Preference
+    people: People | None = None
+    counts: tuple[str, str] | None = None
+    is_rated: bool = False
+    category: str | None = None
+    identity: str | None = None
+
+    def __call__(self, row: Row, mapped: Mapped) -> None:
+        """Fill in `mapped`."""
+        preference = self.opinion(row, mapped)
+        is_first = (preference or 0) >= 0
+        better, worse = (self.first, self.second) if is_first else (self.second, self.first)
+        names = {"chosen": better, "rejected": worse}
+        if self.prompt is not None and self.prompt in row:
+            names["prompt"] = self.prompt
+        if self.counts is not None:
+            counts = self.counts if is_first else self.counts[::-1]
+            names |= dict(zip(("votes_chosen", "votes_rejected"), counts, strict=True))
+        if self.category is not None and row.get("category") is None:
+            names["category"] = self.category
+        if self.identity is not None:
+            names["id"] = self.identity
+        mapped.names = names
+        mapped.values |= {own: _plain(own, row.get(name)) for own, name in names.items()}
+        mapped.values["tie"] = preference == 0
+        if self.is_rated and preference:
+            mapped.values["rating"] = 1 + round(abs(preference))
+        if self.people is not None and (said := self.people(row, mapped)):
+            mapped.values |= _votes([(who, each if is_first else -each) for who, each in said])
+
+
+def _votes(said: Sequence[tuple[str | None, float]]) -> Row:
+    """People's opinions of the better answer over the worse, as Trimtab's columns."""
+    prefers = ["equal" if each == 0 else "chosen" if each > 0 else "rejected" for _, each in said]
+    counts = {name: prefers.count(name) for name in ("chosen", "rejected", "equal")}
+    values: Row = {"votes": counts}
+    if all(who is not None for who, _ in said):
+        values["opinions"] = [
+            {"annotator": who, "prefers": name}
+            for (who, _), name in zip(said, prefers, strict=True)
+        ]
+    return values
+
+
+def _plain(name: str, value: Any) -> Any:
+    return number_of(value) if name.startswith("votes_") else value
