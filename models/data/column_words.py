@@ -25,6 +25,11 @@ _UNCLEAR: Final = CHOICES | {
     "margins", "loss", "losses", "cost", "costs", "error", "errors", "penalty", "penalties",
     "toxicity", "harm", "harmfulness", "severity", "risk", "perplexity", "distance", "elo", "wins",
 }  # fmt: skip
+ASKING: Final = frozenset(
+    {"prompt", "question", "instruction", "query", "input", "context", "history", "post", "task",
+     "conversation", "conversations", "dialogue", "messages"}
+)  # fmt: skip
+"""Words of columns that may hold the prompt."""
 _COUNTS: Final = frozenset(
     {"length", "lengths", "len", "token", "tokens", "characters", "words", "num", "count", "counts",
      "id", "ids", "idx", "seed", "seeds", "temperature", "temperatures", "time", "latency", "year"}

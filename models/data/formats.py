@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
+from trimtab.models.data.column_words import ASKING, words
 from trimtab.models.data.mapped import is_message
 from trimtab.models.data.messages import (
     ASSISTANT_MARK,
@@ -130,7 +131,12 @@ def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -
     problems = [text_problem(name, value) for name, value in texts.items()]
     parsed.problems.extend(problem for problem in problems if problem is not None)
     if not any(problems):
-        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, "prompt" not in row)
+        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, not _may_ask(row))
+
+
+def _may_ask(row: dict[str, Any]) -> bool:
+    """Whether a column may hold the prompt, though it is not read as one."""
+    return any(ASKING & set(words(name)) for name in row)
 
 
 def _parse_text_pair(

@@ -177,22 +177,34 @@ def _unmarked(text: Any, role: str) -> Any:
 
 
 def _answers_named(keys: Sequence[str]) -> dict[str, str] | None:
-    """What a row calls `chosen` and `rejected`: these, or "chosen_response" and the like."""
+    """What a row calls `chosen` and `rejected`, and the prompt where that has another name."""
+    if {"chosen", "rejected"} <= set(keys):
+        return {"chosen": "chosen", "rejected": "rejected"}
     found = {}
     for own, names in (
-        ("chosen", {"chosen", "preferred"}),
-        ("rejected", {"rejected", "dispreferred"}),
+        ("chosen", ("chosen", "preferred")),
+        ("rejected", ("rejected", "dispreferred")),
     ):
-        same = [key for key in keys if key == own] or [
+        same = [
             key
             for key in keys
-            if len(names & set(words(key))) == 1
-            and STEMS & set(words(key)) == set(words(key)) - names
+            if sum(names.count(word) for word in words(key)) == 1
+            and set(words(key)) <= STEMS | set(names)
         ]
         if len(same) != 1:
             return None
         found[own] = same[0]
-    return found
+    asked = prompt_in(keys)
+    if asked is None:
+        return None
+    return found if asked in ASKED else {"prompt": asked} | found
+
+
+def _has_whole_texts(row: Row) -> bool:
+    """Whether a row has a prompt, or nothing beside its answers that may be one."""
+    own = ("response_a", "response_b", "winner")
+    others = (row[name] for name in row if name not in own and "model" not in words(name))
+    return "prompt" in row or not any(isinstance(each, str) and " " in each for each in others)
 
 
 def _instruction(row: Row, mapped: Mapped) -> None:
@@ -486,6 +498,7 @@ PRESETS: Final = (
         _with_input(
             TwoAnswers("prompt", "response_a", "response_b", winner("response_a", "response_b"))
         ),
+        matches=_has_whole_texts,
         find=columns_of_two,
     ),
     Preset(

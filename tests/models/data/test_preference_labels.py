@@ -266,6 +266,20 @@ def test_named_columns_are_winners_too(write_rows: WriteRows) -> None:
     assert [pair.chosen for pair in found.pairs] == ["poor"] and len(found.bad_rows) == 1
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"goal": "Name one.", "left reply": "The sea", "right reply": "The sun", "vote": "B"},
+        {"goal": "Name one.", "preferred_text": "The sea", "rejected_text": "The sun"},
+        {"my question": "Name one.", "chosen": "The sea", "rejected": "The sun"},
+    ],
+)
+def test_answers_are_not_split_where_something_else_may_be_the_prompt(
+    write_rows: WriteRows, row: Row
+) -> None:
+    assert not look(write_rows([row])).pairs
+
+
 def test_models_and_numbered_columns_may_name_the_winner(write_rows: WriteRows) -> None:
     base = TWO | {"model_a": "m-7b", "model_b": "n-13b"}
     found = look(write_rows(labelled(base, "winner", ["n-13b", "m-7b"])))
@@ -277,7 +291,12 @@ def test_models_and_numbered_columns_may_name_the_winner(write_rows: WriteRows) 
 
 
 def test_answers_without_a_prompt_of_their_own(write_rows: WriteRows) -> None:
-    row = {"text_a": "The sea is fine", "text_b": "The sea is poor", "preferred_text": "text_b"}
+    row = {
+        "text_a": "The sea is fine",
+        "text_b": "The sea is poor",
+        "preferred_text": "B is better",
+    }
+    row |= {"index": 3, "model_a": "Model X", "model_b": "Model Y"}
     assert texts(look(write_rows([row])).pairs) == [("The sea is", "poor", "fine")]
 
 
@@ -391,6 +410,7 @@ HH = "\n\nHuman: Q\n\nAssistant:"
         ({"prompt": "Q", "chosen_response": "fine", "rejected_response": "poor"}, "Q"),
         ({"query": "Q", "response_chosen": "fine", "response_rejected": "poor"}, "Q"),
         ({"input": "Q", "chosen": "fine", "rejected": "poor"}, "Q"),
+        ({"Prompt": "Q", " Chosen": "fine", "Rejected ": "poor"}, "Q"),
         (
             {
                 "system": "S",
