@@ -272,7 +272,6 @@ NO_SCORER = "of which transformers has no AutoModelForSequenceClassification"
         ("granite", {}, NO_SCORER),
         ("nemotron", {}, "hands no arguments of its own to attention functions"),
         ("bloom", {}, "BloomModel does not use transformers' attention functions"),
-        ("llama", {"max_position_embeddings": None}, "without max_position_embeddings"),
         (
             "qwen3_5_text",
             {"layer_types": 2 * ["linear_attention"] + ["full_attention"]},
