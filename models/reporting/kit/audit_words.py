@@ -40,7 +40,8 @@ def really_wrong(audit: Mapping[str, Any], count: float) -> str:
     look = f"; look at the first {first:,}" if first < count else ""
     return (
         f"{about} of these {int(count):,} {'is' if value < 2 else 'are'} really wrong "
-        f"(95 % interval {low:,} to {high:,}){look}."
+        f"(95 % interval {low:,} to {high:,}, if close pairs are labelled as well as clear "
+        f"ones){look}."
     )
 
 

@@ -208,7 +208,8 @@ def test_how_many_are_really_wrong_is_said_where_the_self_test_tells(
     assert numbers["num_really_wrong"] == pytest.approx(30, abs=1.5)
     said = really_wrong(numbers, 30)
     assert re.fullmatch(
-        r"About (29|30) of these 30 are really wrong \(95 % interval 2\d to 30\); "
+        r"About (29|30) of these 30 are really wrong \(95 % interval 2\d to 30, "
+        r"if close pairs are labelled as well as clear ones\); "
         r"look at the first 24\.", said
     ), said  # fmt: skip
     assert reliability(numbers)[0] == said
