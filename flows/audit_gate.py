@@ -28,7 +28,8 @@ def gate_of_audit(
     out its false alarms; where the audit was compared with an earlier one, of the labels that were
     not in it. None: any. max_refused: the largest share of rows that may be refused; None:
     MAX_REFUSED with fail_over, else any. A share that is too large is TOO_MUCH; otherwise, an audit
-    whose self-test cannot tell wrong labels from right, or that had none, is CANNOT_TELL.
+    whose self-test cannot tell wrong labels from right, or that had none, is CANNOT_TELL, and one
+    whose interval holds 0 as well as more than fail_over.
     """
     reasons, rows = [], found.get("rows")
     if max_refused is None and fail_over is not None:
@@ -61,4 +62,10 @@ def gate_of_audit(
             f"{wrong[0]:.1%} of {which} are wrong [{wrong[1]:.1%}, {wrong[2]:.1%}], more than "
             f"--fail-over {fail_over:g}"
         )
+    elif wrong[1] == 0 and wrong[2] > fail_over:
+        untold = (
+            f"whether more than --fail-over {fail_over:g} of {which} are wrong cannot be told: the "
+            f"95 % interval is 0 to {wrong[2]:.1%}"
+        )
+        return Gate(TOO_MUCH if reasons else CANNOT_TELL, [*reasons, untold])
     return Gate(TOO_MUCH if reasons else 0, reasons)

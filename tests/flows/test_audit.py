@@ -343,6 +343,10 @@ NEW = {name: value for name, value in TOLD.items() if name.startswith("num_reall
         (TOLD, (None, None), 0, []),
         (TOLD, (0.1, None), 0, []),  # 25 of 100 look wrong, 8 are
         (TOLD, (0.05, None), 3, ["8.0% of the labels are wrong [4.0%, 12.0%], more than --fail"]),
+        # From none to more than what is allowed: nothing is told of the gate.
+        ({**TOLD, "num_really_wrong_low": 0.0}, (0.1, None), 4, ["cannot be told", "0 to 12.0%"]),
+        ({**TOLD, "num_really_wrong_low": 0.0}, (0.12, None), 0, []),
+        ({**TOLD, "num_really_wrong_low": 0.0}, (0.05, None), 3, ["8.0% of the labels"]),
         # What cannot be told is no pass, however few look wrong.
         ({**TOLD, "can_be_believed": False}, (1.0, None), 4, ["cannot be told"]),
         ({"num_pairs": 9, "is_uninformative": True}, (0.5, None), 4, ["cannot be told"]),
