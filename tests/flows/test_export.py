@@ -27,6 +27,12 @@ FIGURES = ("label_accuracy", "clean_accuracy", "label_ece_width", "votes_ece_mas
 LABELS = {"0": "reward", "1": "expected_reward"}
 
 
+def _tokenizer() -> str:
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
+    words.add_special_tokens(["<eos>", "<unk>"])
+    return str(words.to_str())
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of a run named `mine`, with a report and a store."""
@@ -48,12 +54,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         entries.append({**entry, "versions": {"code": "c" * 40}, "parents": {}})
 
     def model(labels: dict[str, str]) -> dict[str, Any]:
-        words = Tokenizer(WordLevel({"a": 0, "b": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
-        words.add_special_tokens(["<eos>", "<unk>"])
         config = {"id2label": labels, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": 4}
         return {
             "model/config.json": json.dumps(config),
-            "model/tokenizer.json": words.to_str(),
+            "model/tokenizer.json": _tokenizer(),
             "model/tokenizer_config.json": json.dumps({"eos_token": "<eos>"}),
             "model/model.safetensors": {
                 "score.weight": np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
