@@ -219,6 +219,19 @@ def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() ->
     ]
 
 
+def test_prompt_and_response_are_one_text_that_ends_once() -> None:
+    """A token that reaches across is the response's, in all rows of the prompt; `x` is no word."""
+    tokenizer = _words("<end> a b c d")
+    assert encode(tokenizer, ["a b"], [[" d<end>", " d <end>\n", "<end>"]]) == [
+        Candidates([1, 2], ([4, 0], [4, 0], [0]))
+    ]
+    assert encode(tokenizer, ["a b", "a b"], [["x"], [" c"]]) == [
+        Candidates([1], ([1, 0],)),
+        Candidates([1], ([2, 3, 0],)),
+    ]
+    assert encode(tokenizer, ["b"], [["x"]]) == [Candidates([2], ([1, 0],))]
+
+
 def test_whole_texts_are_learned_behind_their_prompts_and_cut_alike() -> None:
     """Words by number: a text's own end stands, and none is added."""
     tokenizer = _words("a b c d <end>")
