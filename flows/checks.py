@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from trimtab.flows.config import RunConfig, check_layers, sampled_by_vllm, sections_of
+from trimtab.flows.config import RunConfig, layer_mistakes, sampled_by_vllm, sections_of
 from trimtab.flows.errors import ConfigError
 from trimtab.infra.processes.gpus import memory_of, name_of
 from trimtab.infra.settings import Settings
@@ -383,10 +383,7 @@ def _check_layers(config: RunConfig, found: Findings) -> None:
     shape = _trained_shape("sft.model.base", config.sft.model, found)
     if shape is None:
         return
-    try:
-        check_layers(config, shape.num_layers)
-    except ValueError as error:
-        found.mistakes.append(str(error))
+    found.mistakes += layer_mistakes(config, shape.num_layers)
 
 
 def _not_installed(config: RunConfig) -> Iterator[str]:

@@ -530,8 +530,14 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_layers(config: RunConfig, num_layers: int) -> None:
-    """ValueError where more layers are to be trained than the base model has, and for vectors of
-    a layer that it does not have or that fine-tuning changes."""
+    """ValueError with all `layer_mistakes`."""
+    if mistakes := list(layer_mistakes(config, num_layers)):
+        raise ValueError("; ".join(mistakes))
+
+
+def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
+    """Where more layers are to be trained than the base model has, and vectors of a layer that it
+    does not have or that fine-tuning changes."""
     trained = {
         f"{path}trainable_layers": section.trainable_layers
         for path, section in sections_of(config)
@@ -541,7 +547,7 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
     }
     wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
     if wrong:
-        raise ValueError(
+        yield (
             f"trainable_layers must be at most the {num_layers} layers of the model, found "
             f"{', '.join(wrong)}"
         )
@@ -552,34 +558,35 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
         if number == num_layers and path.startswith(readers)
     ]
     if whole and config.cache_trunk:
-        raise ValueError(
+        yield (
             f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
             f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
             "train all layers"
         )
-    _check_vectors(config, num_layers)
+    yield from _vector_mistakes(config, num_layers)
 
 
-def _check_vectors(config: RunConfig, num_layers: int) -> None:
+def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
     """A policy fine-tuned on the chosen answers of all pairs knows them: what is learned from its
     hidden states would not be of pairs unseen."""
     sft = config.sft
     tells = not config.is_synthetic and sft.fine_tune and not config.preferences.demonstrations
-    frozen = num_layers - (sft.train.trainable_layers or num_layers)
+    frozen = max(0, num_layers - (sft.train.trainable_layers or num_layers))
     for index, model in enumerate(config.embedding_models):
         if model.encoder != POLICY:
             continue
         layer = layer_of_vectors(model.layer, num_layers)
         if layer > num_layers:
-            raise ValueError(
+            yield (
                 f"embedding_models.{index}.layer must be at most the {num_layers} layers of the "
                 f"model, found {layer}"
             )
-        if tells and layer > frozen:
-            raise ValueError(
+        elif tells and layer > frozen:
+            fewer = f"sft.train.trainable_layers={num_layers - layer} or less, "
+            yield (
                 f"embedding_models.{index} takes the output of layer {layer}, but fine-tuning on "
                 f"the chosen answers leaves only the lower {frozen} as they are: set its layer to "
-                f"at most that, sft.train.trainable_layers={num_layers - layer} or less, "
+                f"at most that, {fewer if layer < num_layers else ''}"
                 "sft.fine_tune=false, or preferences.demonstrations"
             )
 

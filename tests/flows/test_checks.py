@@ -96,10 +96,18 @@ MISTAKES = {
         "sft.model.base: found no config.json in the folder 'model'"
     ],
     'preferences.sources=["good.jsonl"] sft.train.trainable_layers=31': [
-        "trainable_layers must be at most the 30 layers of the model"
+        "trainable_layers must be at most the 30 layers of the model",
+        "embedding_models.0 takes the output of layer 24, but fine-tuning on the chosen answers "
+        "leaves only the lower 0 as they are: set its layer",
     ],
     'preferences.sources=["good.jsonl"] embedding_models=[{"encoder":"policy","layer":31}]': [
         "embedding_models.0.layer must be at most the 30 layers of the model, found 31"
+    ],
+    'preferences.sources=["good.jsonl"] sft.train.trainable_layers=31 '
+    'reward_model.train.trainable_layers=30 embedding_models=[{"encoder":"policy","layer":31}]': [
+        "trainable_layers must be at most the 30 layers of the model, found sft.train.trainable_la",
+        "reward_model.train.trainable_layers must be below the 30 layers of the model where cache_",
+        "embedding_models.0.layer must be at most the 30 layers of the model, found 31",
     ],
     'preferences.sources=["good.jsonl"] sft.train.trainable_layers=9': [
         "embedding_models.0 takes the output of layer 24, but fine-tuning on the chosen answers "
