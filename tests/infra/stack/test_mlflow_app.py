@@ -285,7 +285,12 @@ def test_strangers_are_shown_that_it_is_up_and_no_more(server: Server) -> None:
         "/health",
         *(f"/{api}/3.0/mlflow/server-info" for api in ("api", "ajax-api")),
     }
-    assert server.ask(("ada", "wrong"), "POST", EXPERIMENTS, {"name": "x"})[0] == 401
+    for login in (("ada", "wrong"), ("eve", ADA[1]), (ADMIN[0], ""), ("", ADMIN[1])):
+        assert server.ask(login, "POST", EXPERIMENTS, {"name": "x"})[0] == 401
+    right = b64encode(":".join(ADMIN).encode()).decode()
+    for given in ("", "Basic", "Basic ?", f"Bearer {right}", f"Basic {right[:-4]}", right):
+        answer = server.ask(NOBODY, "POST", EXPERIMENTS, {"name": "x"}, {"Authorization": given})
+        assert answer[0] == 401, given
     assert server.content() == before
 
 
