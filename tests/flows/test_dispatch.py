@@ -78,7 +78,7 @@ def test_a_run_that_crashed_goes_on_though_prefect_s_server_died_at_that_moment(
 ) -> None:
     """What the server was about to do, and remembers in memory, is not needed."""
     run = running.start_and_train(seed=6)
-    for victim in ("prefect.engine", "prefect.server.api.server", "prefect.reconciler"):
+    for victim in ("prefect.engine", "trimtab.infra.prefect.app", "prefect.reconciler"):
         for process in running.processes(victim):
             os.kill(process, signal.SIGKILL)
     running.wait_for_prefect()
