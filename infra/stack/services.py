@@ -59,7 +59,7 @@ def default_limit() -> int:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack whose data lie below one folder. limit: flow runs at once."""
+    """A stack whose data lie below one folder. limit: flow runs at once, of all its workers."""
 
     folder: Path
     ports: Ports = Ports()
@@ -131,9 +131,9 @@ class Stack:
             name,
             [
                 *(program("prefect"), "worker", "start"),
-                *("--pool", POOL, "--type", "process", "--limit", str(self.limit)),
+                *("--pool", POOL, "--type", "process"),
             ],
-            is_ready=self._has_worker,
+            is_ready=lambda: self._has_worker() and self._has_limit(),
             after=["prefect", "mlflow", "seaweedfs"],
             env={
                 **self.client_environment,
@@ -239,17 +239,26 @@ class Stack:
         online = {"workers": {"status": {"any_": ["ONLINE"]}}}
         return bool(self._ask_prefect(f"work_pools/{POOL}/workers/filter", online))
 
-    def _ask_prefect(self, path: str, body: object = None) -> Any:
+    def _has_limit(self) -> bool:
+        """Set the pool's. A worker's own (`--limit`) ends it where it gets a run that it still has.
+
+        So it does where a run was silent, counts as dead, and is started again.
+        """
+        limit = {"concurrency_limit": self.limit}
+        return self._ask_prefect(f"work_pools/{POOL}", limit, "PATCH") is not None
+
+    def _ask_prefect(self, path: str, body: object = None, method: str | None = None) -> Any:
         """The answer of Prefect's API; None while there is none."""
         login = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()
         request = urllib.request.Request(
             f"{self.client_environment['PREFECT_API_URL']}/{path}",
             headers={"Authorization": f"Basic {login}", "Content-Type": "application/json"},
             data=None if body is None else json.dumps(body).encode(),
+            method=method,
         )
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:
-                return json.load(answer)
+                return json.loads(answer.read() or b"{}")
         except OSError:
             return None
 

@@ -201,6 +201,8 @@ def test_deploying_again_adds_notices_and_changes_nothing_else(
     assert added and all(name.startswith("trimtab: tell of ") for name in added)
     limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
     assert limit["limit"] == 3
+    pool = running.prefect("GET", "work_pools/trimtab").json()
+    assert pool["concurrency_limit"] == running.stack.limit
     assert count() == num_deployments == PREFECT_FILE.read_text().count("entrypoint:")
 
 

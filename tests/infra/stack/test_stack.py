@@ -488,14 +488,17 @@ def test_secrets_come_from_the_environment_only(
     assert secrets.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"
 
 
-def test_a_worker_has_a_limit_of_runs_at_once_and_a_name_of_each_process(
+def test_a_stack_has_a_limit_of_runs_at_once_and_its_worker_a_name_of_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in secrets.SECRETS:
         monkeypatch.setenv(name, "secret")
+    asked: list[object] = []
+    monkeypatch.setattr(Stack, "_ask_prefect", lambda _, *sent: asked.append(sent) or {"": ""})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     for gpus, given, limit in (("", {}, 6), ("0,1,2,3,4,5,6", {}, 7), ("", {"limit": 2}, 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
         *_, worker = Stack(tmp_path, **given).services()
-        assert worker.command[worker.command.index("--limit") + 1] == str(limit)
-        assert "--name" not in worker.command
+        assert not {"--limit", "--name"} & set(worker.command)
+        assert worker.is_ready()
+        assert asked[-1] == ("work_pools/trimtab", {"concurrency_limit": limit}, "PATCH")
