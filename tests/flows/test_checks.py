@@ -144,10 +144,10 @@ TWO = [
 ]
 ROWS_OF_NO_USE: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "labels": (
-        [row | {"winner": "the first"} for row in TWO],
+        [row | {"winner": "perhaps"} for row in TWO],
         [
             "9 rows read: 9 refused (out_of_range 9)",
-            "bad.jsonl:1: out_of_range in field 'winner': found str 'the first', allowed: ",
+            "bad.jsonl:1: out_of_range in field 'winner': found str 'perhaps', allowed: ",
         ],
     ),
     "several kinds": (

@@ -128,8 +128,8 @@ def test_rows_are_counted_and_named_by_where_they_went(
     ("rows", "told"),
     [
         ([{"goal": "p", "choosen": "c", "rejcted": "r"}], "choosen"),
-        ([{"Goal": "p", "Answer 1": "c", "Answer 2": "r", "Preferred": "A"}], "Answer 1"),
-        ([{"prompt": "p", " chosen": "c", "rejected": "r"}], " chosen"),
+        ([{"Goal": "p", "View 1": "c", "View 2": "r", "Vote": "A"}], "View 1"),
+        ([{"prompt": "p", " choosen": "c", "rejected": "r"}], " choosen"),
     ],
 )
 def test_the_next_command_makes_a_file_readable(
