@@ -10,12 +10,14 @@ from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.formats import ParsedRow
 from trimtab.models.data.messages import Render, as_given
 from trimtab.models.data.problems import (
+    NUM_KEPT,
     BadRow,
     PreferenceDataError,
     Problem,
     advice_on,
     raw_text,
 )
+from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import Dialogues, PreferencePair
 from trimtab.models.data.row_fields import RowFields, further_fields, plain
@@ -214,7 +216,7 @@ class _Loader:
         if parsed.is_tie and not self.drop_ties:
             parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
         if parsed.problems:
-            bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(parsed.problems))
+            bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(parsed.problems[:NUM_KEPT]))
             self.bad_rows.append(bad)
             self.report.bad_rows_by_reason[bad.reason] += 1
             counts.quarantined += 1
@@ -276,7 +278,7 @@ class _Loader:
 
 def _pair_ids(parsed: ParsedRow) -> list[str]:
     """Return the ids of the pairs of a ranking, by ranks from 1: "row#1-2" is best over second."""
-    if not parsed.is_ranking:
+    if not parsed.is_ranking or len(parsed.answers) > MAX_ANSWERS:  # which is refused
         return []
     return [f"{parsed.id}#{better + 1}-{worse + 1}" for better, worse in parsed.better_worse]
 

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from trimtab.models.data.problems import Problem, shorten
 
 Row = dict[str, Any]
+MAX_VALUES: Final = 1000
+"""Of a list in a column that is read: turns, answers, opinions."""
 
 
 @dataclass(slots=True)
@@ -48,13 +50,17 @@ def number_of(value: Any) -> Any:
 
 
 def list_of(value: Any) -> Any:
-    """A list or an object from text that is JSON of one, else the value as it is."""
+    """A list or an object from text that is JSON of one, else the value as it is.
+
+    A list of more than MAX_VALUES stays text, too.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        return json.loads(value)
+        found = json.loads(value)
     except (ValueError, RecursionError):
         return value
+    return found if len(found) <= MAX_VALUES else value
 
 
 def list_of_messages(value: Any) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 NUM_LISTED: Final = 20
+NUM_DESCRIBED, NUM_KEPT = 10, 100
+"""Of a row's problems: in a line for people, and in all."""
 MAX_FOUND_CHARACTERS: Final = 120
 
 REASONS: Final[dict[str, str]] = {
@@ -74,7 +76,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A refused row with everything that is wrong with it.
+    """A refused row with what is wrong with it.
 
     line: from 1 (in Parquet and on the hub, the row's number); 0 for a whole source.
     row: the row as it was read, or the repr of its bytes where they are not UTF-8.
@@ -102,12 +104,14 @@ class BadRow:
         """Return one line for a person. as_option: columns are named by `--columns`."""
         place = f"{self.file}:{self.line}" if self.line else self.file
         parts = []
-        for problem in self.problems:
+        for problem in self.problems[:NUM_DESCRIBED]:
             field = f" in field {problem.field!r}" if problem.field else ""
             found = f"found {problem.found}, allowed: {problem.allowed}"
             if problem.columns:
                 found += f"; name the columns: {columns_in_words(problem.columns, as_option)}"
             parts.append(f"{problem.reason}{field}: {found}")
+        if len(self.problems) > NUM_DESCRIBED:
+            parts.append(f"and {len(self.problems) - NUM_DESCRIBED:,} more")
         return f"{place}: {'; '.join(parts)}"
 
 

@@ -17,14 +17,14 @@ from itertools import chain
 from typing import Any, Final
 
 from trimtab.models.data.column_words import Compare, is_against, own_scores
-from trimtab.models.data.files import RawRow
+from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
     parse_metadata,
     parse_row,
 )
 from trimtab.models.data.hints import hint, needs
-from trimtab.models.data.mapped import Mapped, Row, list_of, list_of_messages, number_of
+from trimtab.models.data.mapped import MAX_VALUES, Mapped, Row, list_of, list_of_messages, number_of
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
@@ -146,6 +146,25 @@ class RowReader:
 
     def parse(self, raw: RawRow, number: int = 0) -> ParsedRow:
         """Parse one row that could be read. number: among all rows of the source."""
+        if (problem := self._too_many(raw.value)) is not None:
+            return ParsedRow(problems=[problem])
+        return self._parse(raw, number)
+
+    def _too_many(self, row: Any) -> Problem | None:
+        """What is wrong with a row of so many values that each of them would be a problem."""
+        values = row if isinstance(row, dict) else {}
+        if len(values) > MAX_COLUMNS:
+            allowed = f"at most {MAX_COLUMNS:,}"
+            return Problem("out_of_range", None, f"{len(values):,} fields", allowed)
+        for name, value in values.items():
+            lists = value.values() if isinstance(value, dict) else (value,)
+            longest = max((len(each) for each in lists if isinstance(each, list)), default=0)
+            if longest > MAX_VALUES and self._renamed.get(name, name) in COLUMNS:
+                found, allowed = f"a list of {longest:,} values", f"at most {MAX_VALUES:,}"
+                return Problem("out_of_range", name, found, allowed)
+        return None
+
+    def _parse(self, raw: RawRow, number: int) -> ParsedRow:
         row = raw.value
         if not isinstance(row, dict):
             return parse_row(row, self.render)

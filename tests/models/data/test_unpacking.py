@@ -144,6 +144,41 @@ def test_a_file_that_unpacks_to_too_much_is_refused_within_bounded_memory(
     assert memory < least + most, (memory - least) >> 20
 
 
+# Rows of at most MAX_ROW_BYTES whose values are many: what says so is short.
+MANY: list[tuple[str, str, int, str, str, int]] = [
+    # Before, repeated, how often, behind, what is said, rows.
+    ('{"prompt": "p", "chosen": [', "{},", 5 * MIB, '{}], "rejected": "r"}', "5,242,881 values", 1),
+    ('{"prompt": "p", "responses": [', '"a",', 4 * MIB - 9, '"a"]}', "4,194,296 values", 1),
+    ('{"input": {"messages": [', "1,", 7 * MIB, '1]}, "preferred_output": [], '
+     '"non_preferred_output": []}', "7,340,033 values", 1),
+    ('{"prompt": "p", "rejected": "r", "chosen": "[', "{},", 5 * MIB, '{}', "Unterminated", 1),
+    ('{"id": "%d", "prompt": "p", "responses": [', '"a",', 999, '"a"]}', "1000 answers", 300),
+    ('{"prompt": "p"', ', "%d": 1', 10_001, "}", "10,002 fields", 1),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "each", "times", "end", "told", "num"), MANY)
+def test_a_row_of_many_values_is_one_problem_within_bounded_memory(
+    tmp_path: Path,
+    least: int,
+    start: str,
+    each: str,
+    times: int,
+    end: str,
+    told: str,
+    num: int,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    values = "".join(each % n for n in range(times)) if "%" in each else each * times
+    rows = [(start % n if "%" in start else start) + values + end for n in range(num)]
+    path.write_text("\n".join(rows))
+    said, memory = read_alone(path)
+    assert told in said and len(said) < 40_000, said[:1000]
+    # A dict or an object of Python's takes 64 bytes, a reference 8: 72 for the 3 bytes of "{},".
+    assert memory < least + 32 * MAX_ROW_BYTES, (memory - least) >> 20
+
+
 def test_a_row_just_below_the_bound_is_read(tmp_path: Path) -> None:
     row: dict[str, Any] = {"prompt": "p", "chosen": "a" * (MAX_ROW_BYTES - 100), "rejected": "r"}
     lines = [json.dumps(row), json.dumps(row | {"prompt": "q"})]
