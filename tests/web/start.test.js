@@ -53,7 +53,7 @@ test("keys go on and back, and not beyond the ends", async () => {
   await shows("Pair 1 of 3");
 });
 
-test("keys give verdicts, but not while a note is typed, with Ctrl, or where they are off", () => {
+test("keys give verdicts, but not while a note is typed, with Ctrl, or where they are off", async () => {
   for (const [key, told] of [
     ["1", "1 keep, 0 flip, 0 drop, 0 unsure"],
     ["2", "0 keep, 1 flip, 0 drop, 0 unsure"],
@@ -62,6 +62,9 @@ test("keys give verdicts, but not while a note is typed, with Ctrl, or where the
   ]) {
     press(key);
     assert.equal(reviewed(), `1 of 3 pairs reviewed: ${told}`);
+    await shows("Pair 2 of 3"); // one key a pair
+    press("k");
+    await shows("Pair 1 of 3");
   }
   press("0");
   assert.match(reviewed(), /^0 of 3/);
@@ -71,6 +74,7 @@ test("keys give verdicts, but not while a note is typed, with Ctrl, or where the
   $("keys").checked = true;
   assert.match(reviewed(), /^0 of 3/);
   assert.ok(press("1", $("keys"))); // nothing is typed into a check box
+  press("k");
   press("0");
 });
 
