@@ -301,6 +301,21 @@ Budget = Annotated[
         "estimated to fit.",
     ),
 ]
+Review = Annotated[
+    str | None,
+    Option(
+        "--apply",
+        metavar="REVIEW",
+        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+    ),
+]
+Baseline = Annotated[
+    Path | None,
+    Option(
+        metavar="AUDITED",
+        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
+    ),
+]
 FailOver = Annotated[
     float | None,
     Option(
@@ -403,23 +418,10 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
     ] = None,
-    review: Annotated[
-        str | None,
-        Option(
-            "--apply",
-            metavar="REVIEW",
-            help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
-        ),
-    ] = None,
+    review: Review = None,
     fail_over: FailOver = None,
     max_refused: MaxRefused = None,
-    baseline: Annotated[
-        Path | None,
-        Option(
-            metavar="AUDITED",
-            help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
-        ),
-    ] = None,
+    baseline: Baseline = None,
     is_json: Annotated[
         bool, Option("--json", help="Print the numbers as one JSON object, and nothing else.")
     ] = False,

@@ -28,6 +28,7 @@ from trimtab.models.data.two_answers import (
     TwoAnswers,
     choice,
     columns_of_two,
+    columns_voted,
     flags,
     majority,
     multipref,
@@ -35,6 +36,7 @@ from trimtab.models.data.two_answers import (
     score_from,
     scores_of,
     sides_in,
+    voters,
     winner,
 )
 
@@ -493,6 +495,12 @@ PRESETS: Final = (
         ),
     ),
     Preset("label-studio", "Label Studio's export", ("data", "annotations"), _label_studio),
+    Preset(
+        "voted", "two answers, and which each annotator chose",
+        ("prompt", "response_a", "response_b", "annotator_1"),
+        _with_input(TwoAnswers("prompt", "response_a", "response_b", majority(voters), voters)),
+        find=columns_voted,
+    ),
     Preset(
         "labelled", "two answers, and which won", ("prompt", "response_a", "response_b", "winner"),
         _with_input(

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Final
 
-from trimtab.models.data.column_words import Compare, is_against, own_scores
+from trimtab.models.data.column_words import Compare, code_of_choice, is_against, own_scores
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
@@ -104,7 +104,8 @@ class _File:
     needs them. forms: of good rows. ambiguous: the first problem of a row whose answers could be
     ordered in several ways, and its form. codes: numbers that alone named a winner, of answers in
     columns without numbers, and in which column. scores: the columns that ordered the answers of a
-    row. implicit, apart: rows of two texts that start with one prompt, and that do not.
+    row. choices: 0 and 1 in columns that say which answer is better, beside chosen and rejected.
+    implicit, apart: rows of two texts that start with one prompt, and that do not.
     """
 
     is_known: bool = False
@@ -115,6 +116,7 @@ class _File:
     forms: set[str] = field(default_factory=set)
     ambiguous: tuple[str, Problem] | None = None
     codes: dict[int, str] = field(default_factory=dict)
+    choices: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     scores: str = ""
     implicit: int = 0
     apart: int = 0
@@ -207,6 +209,7 @@ class RowReader:
             parsed.problems += _of_text(row)
         _rename(parsed, mapped.columns)
         self._note(seen, form.preset, parsed, mapped)
+        self._note_choices(seen, raw.value, parsed)
         parsed.is_against_scores = self._is_against_scores(raw.value, form.preset, parsed)
         return parsed
 
@@ -255,6 +258,13 @@ class RowReader:
         is_apart = any(problem.reason == "no_common_prompt" for problem in parsed.problems)
         seen.apart += parsed.format == "implicit" and is_apart
         seen.implicit += parsed.format == "implicit" and not is_apart
+
+    def _note_choices(self, seen: _File, row: Row, parsed: ParsedRow) -> None:
+        if self.format == "auto" and parsed.answer_fields == ("chosen", "rejected"):
+            codes = ((name, code_of_choice(name, row.get(name))) for name in parsed.ignored)
+            for name, code in codes:
+                if code is not None:
+                    seen.choices[name].add(code)
 
     def _is_against_scores(self, row: Row, preset: Preset, parsed: ParsedRow) -> bool | None:
         """Whether a pair's own scores or margin prefer the answer that is labelled worse."""
@@ -389,6 +399,14 @@ def _of_whole(seen: _File, *, is_whole: bool) -> Problem | None:
         ((code, column),) = seen.codes.items()
         found = f"{code} in every row that names the winner by a number"
         return Problem("ambiguous_columns", column, found, NUMBERED)
+    if unclear := [name for name, codes in seen.choices.items() if len(codes) > 1]:
+        allowed = (
+            "chosen and rejected alone to say which answer is better; preferences.format=native if "
+            "they do, whatever this column says"
+        )
+        return Problem(
+            "ambiguous_columns", unclear[0], "0 and 1 beside chosen and rejected", allowed
+        )
     if seen.scores and _BY_PLACE in seen.forms:
         found = f"rows with {seen.scores}, and before them rows without"
         allowed = f"{seen.scores} in every row, or {PLACED}"

@@ -116,7 +116,9 @@ def majority(people: People) -> Preference:
     """What more people prefer, however strongly."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
-        signs = [(each > 0) - (each < 0) for _, each in people(row, Mapped({}))]
+        signs = [
+            (each > 0) - (each < 0) for _, each in people(row, Mapped({}, columns=mapped.columns))
+        ]
         return sum(signs)
 
     return opinion
@@ -141,8 +143,12 @@ _FILLERS: Final = _OF_MODELS | {
     "conversation", "side", "is", "are", "the", "wins", "won", "better", "best", "much", "slightly",
     "significantly", "clearly", "good", "bad",
 }  # fmt: skip
+_VOTERS: Final = frozenset(
+    {"annotator", "annotation", "rater", "worker", "labeler", "labeller", "evaluator", "expert"}
+)
 LONGEST: Final = 100
 _COMPARED: Final = re.compile(r"[\W_]*?(\w[\w .-]*?)\s*(>+|<+|=+|~)\s*(\w[\w .-]*?)[\W_]*")
+_WINNERS: Final = "{} | {} | a | b | first | second | a>b | tie"
 NUMBERED: Final = (
     "a winner that is told from the names of the answers' columns: a, b, tie, or these names; or "
     "columns of a form that says what numbers mean: response_0, response_1 and better_response_id "
@@ -176,7 +182,7 @@ def sides_in(keys: Sequence[str]) -> tuple[str, str] | None:
         parts = words(key)
         if len(parts) > 1 and parts[0] in _PLACES:
             parts = (*parts[1:], parts[0])
-        if STEMS & set(parts[:-1]) and set(parts[:-1]) <= _OF_MODELS:
+        if STEMS & set(parts[:-1]) and set(parts[:-1]) <= _OF_MODELS and _is_side(parts[-1]):
             found.setdefault(parts[:-1], {})[parts[-1]] = key
     pairs = [
         (columns[pair[0]], columns[pair[1]])
@@ -187,10 +193,66 @@ def sides_in(keys: Sequence[str]) -> tuple[str, str] | None:
     return pairs[0] if len(pairs) == len(found) == 1 else None
 
 
+def _is_side(part: str) -> bool:
+    """Whether the last word of a column's name tells answers apart: "response_model" does not."""
+    return len(part) == 1 or part.isdigit() or part in _PLACES or part in ("third", "three")
+
+
 def prompt_in(keys: Sequence[str]) -> str | None:
     """The column that holds the prompt."""
     names = {"_".join(words(key)): key for key in keys}
     return next((names[name] for name in PROMPTS if name in names), None)
+
+
+def voters_in(keys: Sequence[str]) -> list[str]:
+    """Columns of one annotator's choice each: "annotator_1", "rater2"."""
+    found = [(key, words(key)) for key in keys]
+    return [
+        k for k, parts in found if len(parts) == 2 and parts[0] in _VOTERS and _is_side(parts[1])
+    ]
+
+
+def columns_voted(keys: Sequence[str]) -> dict[str, str] | None:
+    """What a row with these columns calls two answers that annotators chose from; else None."""
+    answers, prompt = sides_in(keys), prompt_in(keys)
+    if answers is None or not voters_in(keys):
+        return None
+    columns = {"response_a": answers[0], "response_b": answers[1]}
+    return columns if prompt is None else {"prompt": prompt} | columns
+
+
+def voters(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+    """The annotators' choices, as `winner` takes them; empty cells are no vote.
+
+    A 0 is a tie beside answers that are numbered from 1, as PandaLM's are.
+    """
+    answers = _answers(row, mapped, "response_a", "response_b")
+    columns = [each[0] for each in answers]
+    found: list[tuple[str | None, float]] = []
+    for name in voters_in(tuple(row)):
+        value = row[name]
+        if value is None or value == "":
+            continue
+        mapped.reads.add(name)
+        place, code = _place(value, answers)
+        if code == 0 and is_told_by_number(columns) and not _counts_from_0(columns):
+            place = 2
+        elif code == 0 and not _counts_from_0(columns):
+            shown = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
+            mapped.problems.append(Problem("ambiguous_label", name, shown, NUMBERED))
+        if place is not None:
+            found.append((name, (1, -1, 0)[place]))
+        elif code != 0:
+            mapped.refuse("out_of_range", name, value, _WINNERS.format(*columns))
+    return found
+
+
+def _answers(row: Row, mapped: Mapped, first: str, second: str) -> list[tuple[str, str, Any, Any]]:
+    """Of each answer what its column is called, here and in the row, its text, and its model."""
+    return [
+        (mapped.columns.get(name, name), name, row.get(name), row.get(model))
+        for name, model in ((first, "model_a"), (second, "model_b"))
+    ]
 
 
 def _says_which(parts: Sequence[str]) -> bool:
@@ -211,18 +273,14 @@ def winner(first: str, second: str) -> Preference:
         value = row.get("winner")
         if isinstance(value, dict) and "selected" in value:  # Label Studio
             value = value["selected"]
-        answers = [
-            (mapped.columns.get(name, name), name, row.get(name), row.get(model))
-            for name, model in ((first, "model_a"), (second, "model_b"))
-        ]
+        answers = _answers(row, mapped, first, second)
         place, mapped.code = _place(value, answers)
         columns = [each[0] for each in answers]
         if mapped.code == 0 and not _counts_from_0(columns):
             found = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
             mapped.problems.append(Problem("ambiguous_label", "winner", found, NUMBERED))
         elif place is None:
-            allowed = f"{columns[0]} | {columns[1]} | a | b | first | second | a>b | tie"
-            mapped.refuse("out_of_range", "winner", value, allowed)
+            mapped.refuse("out_of_range", "winner", value, _WINNERS.format(*columns))
         return None if place is None else (1, -1, 0)[place]
 
     return opinion
@@ -242,7 +300,7 @@ def _place(
 ) -> tuple[int | None, int | None]:
     """The winner's place, 0 or 1 (2: a tie, None: not told), and the number that alone told it.
 
-    answers: of each what its column is called, here and in the row, its text, and its model.
+    answers: as `_answers` gives them.
     """
     if isinstance(value, str):
         for place, (column, name, *texts) in enumerate(answers):

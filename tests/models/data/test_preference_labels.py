@@ -178,6 +178,7 @@ FORMS: dict[str, Row] = {
     "1, 2": {"prompt": "Q", "output_1": "fine", "output_2": "poor"},
     "0, 1": {"prompt": "Q", "answer0": "fine", "answer1": "poor"},
     "sides": {"prompt": "Q", "left_text": "fine", "right_text": "poor"},
+    "model": {"question": "Q", "response_model": "m", "response_A": "fine", "response_B": "poor"},
 }
 
 
@@ -208,6 +209,7 @@ def labelled(base: Row, column: str, values: Sequence[Any]) -> list[Row]:
         ),
         ("a, b", "comparison", [{"selected": "left"}, {"selected": "right"}], "<>"),
         ("A, B", "label", ["A>B", "B>A"], "<>"),
+        ("model", "label", ["A>B", "B>A"], "<>"),
         ("1, 2", "label", [1, 2, 2], "<>>"),
         ("1, 2", "label", [1, 1], "<<"),
         ("1, 2", "better_output", ["output_1", "Output 2", "first", "2"], "<><>"),
@@ -482,3 +484,39 @@ def test_answers_without_any_prompt_are_no_pairs_by_chance(write_rows: WriteRows
     chance = {"chosen": "The dog.", "rejected": "The cat."}
     with pytest.raises(PreferenceDataError, match="no prompt; 9 of 10 rows start differently"):
         load_preferences([Source(write_rows([chance, *rows]))], on_bad_rows="quarantine")
+
+
+def test_a_column_beside_chosen_and_rejected_may_say_otherwise(write_rows: WriteRows) -> None:
+    """0 and 1 in one column are no constant; a constant, or a share, says nothing of the order."""
+    given = [LABELLED | {"prompt": f"Q{n}", "label": n % 2} for n in range(4)]
+    path = write_rows(given)
+    assert "in field 'label': found 0 and 1 beside chosen" in refusal(path)
+    assert len(look(path, format="native").pairs) == 4
+    for label in (1, 0.5, "ok"):
+        assert not look(write_rows([row | {"label": label} for row in given])).bad_rows
+
+
+@pytest.mark.parametrize(
+    ("form", "choices", "votes"),
+    [
+        ("a, b", ("A", "B", "a"), (2, 1, 0)),
+        ("1, 2", (1, 1, 2, 0), (2, 1, 1)),
+        ("0, 1", (0, "0", 1), (2, 1, 0)),
+        ("sides", ("left", "tie", "left_text"), (2, 0, 1)),
+    ],
+)
+def test_columns_of_annotators_are_votes(
+    write_rows: WriteRows, form: str, choices: Sequence[Any], votes: tuple[int, int, int]
+) -> None:
+    said = {f"annotator_{number}": choice for number, choice in enumerate(choices, start=1)}
+    (pair,), _, report = load_preferences([Source(write_rows([FORMS[form] | said]))])
+    assert (pair.chosen, pair.rejected) == ("fine", "poor")
+    assert pair.votes is not None and pair.opinions is not None
+    assert (pair.votes.chosen, pair.votes.rejected, pair.votes.equal) == votes
+    assert [opinion.annotator for opinion in pair.opinions] == list(said)
+    assert not report.ignored_fields
+
+
+def test_a_number_of_an_annotator_that_does_not_tell_is_refused(write_rows: WriteRows) -> None:
+    rows = [TWO | {"rater1": number, "prompt": f"Q{number}"} for number in (0, 1, 2)]
+    assert "in field 'rater1': found 0, of response_a and response_b" in refusal(write_rows(rows))
