@@ -95,12 +95,6 @@ def own_scores(columns: Iterable[str], better: str, worse: str) -> list[Compare]
     return found
 
 
-def code_of_choice(name: str, value: Any) -> int | None:
-    """The 0 or 1 by which a column may say which answer is better; None where it says no such."""
-    code = number_of(value)
-    return int(code) if CHOICES & set(words(name)) and code in (0, 1) else None
-
-
 def _is_margin(parts: set[str]) -> bool:
     return "margin" in parts or bool(_DIFFERENCES & parts and (HIGHER | CHOICES) & parts)
 

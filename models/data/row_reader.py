@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Final
 
-from trimtab.models.data.column_words import Compare, code_of_choice, is_against, own_scores
+from trimtab.models.data.column_words import Compare, is_against, own_scores
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
@@ -41,7 +41,7 @@ from trimtab.models.data.presets import (
 from trimtab.models.data.problems import Problem, shorten
 from trimtab.models.data.ranked_answers import ANSWERS, PLACED
 from trimtab.models.data.readers import Source
-from trimtab.models.data.two_answers import NUMBERED, is_told_by_number
+from trimtab.models.data.two_answers import NUMBERED, code_of_choice, is_told_by_number
 
 MAX_UNKNOWN: Final = 1000
 NUM_EXAMPLES: Final = 5

@@ -266,6 +266,12 @@ def _says_which(parts: Sequence[str]) -> bool:
     return bool(CHOICES & set(parts)) and set(parts) <= _NAMES_OF_CHOICES
 
 
+def code_of_choice(name: str, value: Any) -> int | None:
+    """The 0 or 1 by which a column may say which answer is better; None where it says no such."""
+    code = number_of(value)
+    return int(code) if _says_which(words(name)) and code in (0, 1) else None
+
+
 def winner(first: str, second: str) -> Preference:
     """The winner, as people name it, of answers that stand in columns `first` and `second`."""
 
