@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
+
+BODY_SECONDS = 60.0
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -11,36 +15,45 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-async def received(receive: Receive, limit: int | None = None) -> list[Message] | None:
-    """The messages of a whole request; None where its body has more bytes than the limit.
+async def received(receive: Receive, limit: int | None = None) -> Message | None:
+    """A whole request as one message, or that its sender has gone.
 
-    Such a body is taken to its end all the same, and dropped: its sender then reads the answer.
+    None where the body has more bytes than the limit, or with a limit is not there after a minute.
+    One that is too large is taken to its end all the same, and dropped: its sender then reads the
+    answer.
     """
-    messages, size = [await receive()], 0
-    is_over = False
-    while True:
-        size += len(messages[-1].get("body", b""))
-        is_over = is_over or (limit is not None and size > limit)
-        if not messages[-1].get("more_body"):
-            return None if is_over else messages
-        message = await receive()
-        messages = [message] if is_over else [*messages, message]
+    body, is_over = bytearray(), False
+    try:
+        async with asyncio.timeout(None if limit is None else BODY_SECONDS):
+            while (message := await receive())["type"] == "http.request":
+                body += b"" if is_over else message.get("body", b"")
+                if limit is not None and len(body) > limit:
+                    body, is_over = bytearray(), True
+                if not message.get("more_body"):
+                    return None if is_over else {"type": "http.request", "body": bytes(body)}
+    except TimeoutError:
+        return None
+    return message
 
 
-def body_of(messages: Sequence[Message]) -> bytes:
-    """The body of a request."""
-    return b"".join(message.get("body", b"") for message in messages)
-
-
-def replayed(messages: Sequence[Message], receive: Receive) -> Receive:
-    """What was received, from the start, and then what else comes."""
-    waiting = iter(messages)
+def replayed(request: Message, receive: Receive) -> Receive:
+    """What was received, and then what else comes."""
+    waiting = [request]
 
     async def replay() -> Message:
-        message = next(waiting, None)
-        return await receive() if message is None else message
+        return waiting.pop() if waiting else await receive()
 
     return replay
+
+
+def login_of(scope: Message) -> str | None:
+    """What a request brings as `name:password`; None where it has none that can be read."""
+    scheme, _, login = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+    try:
+        given = base64.b64decode(login, validate=True).decode()
+    except ValueError:
+        return None
+    return given if scheme.lower() == b"basic" else None
 
 
 async def refuse(

@@ -17,9 +17,20 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from hmac import compare_digest
 from typing import Any
 
-from trimtab.infra.asgi import App, Message, Receive, Send, body_of, received, refuse, replayed
+from trimtab.infra.asgi import (
+    BODY_SECONDS,
+    App,
+    Message,
+    Receive,
+    Send,
+    login_of,
+    received,
+    refuse,
+    replayed,
+)
 
 # Kinds of tags that a run gives itself: `verdict:better`.
 RUN_TAGS = ("recipe", "data", "commit", "verdict")
@@ -38,23 +49,32 @@ _BEGINNINGS = ("SCHEDULED", "PENDING")
 def create_app() -> App:
     """Prefect's API and pages behind the checks."""
     from prefect.server.api.server import create_app as create_prefect
+    from prefect.settings import get_current_settings
 
-    return checked(create_prefect())
+    secret = get_current_settings().server.api.auth_string
+    return checked(create_prefect(), secret and secret.get_secret_value())
 
 
-def checked(app: App) -> App:
-    """An ASGI application that answers as Prefect's does, but refuses such bodies."""
+def checked(app: App, login: str | None = None) -> App:
+    """An ASGI application that answers as Prefect's does, but refuses such bodies.
+
+    login: `name:password`. Of whoever has another no body is read.
+    """
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await app(scope, receive, send)
             return
+        if login and not compare_digest(login.encode(), (login_of(scope) or "").encode()):
+            await _refuse(send, 401, "Log in with PREFECT_API_AUTH_STRING.")
+            return
         creates = scope["method"] == "POST" and CREATES.fullmatch(scope["path"])
         limit = MAX_CREATED if creates else MAX_BODY
         request = await received(receive, limit)
         if request is None:
-            await _refuse(send, 413, f"the body is larger than {limit} bytes")
-        elif creates and (fault := fault_of(body_of(request))):
+            fault = f"the body is larger than {limit} bytes, or took more than {BODY_SECONDS:.0f} s"
+            await _refuse(send, 413, fault)
+        elif creates and (fault := fault_of(request.get("body", b""))):
             await _refuse(send, 422, fault)
         else:
             await app(scope, replayed(request, receive), send)
@@ -74,7 +94,7 @@ def fault_of(body: bytes) -> str | None:
     Prefect then checks the rest.
     """
     try:
-        given = json.loads(body)
+        given = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"the body is no JSON: {error}"
     for text in _texts(given):
@@ -82,6 +102,11 @@ def fault_of(body: bytes) -> str | None:
             return f"found {text[:40]!r}; a text may hold neither NUL nor half a surrogate pair"
     runs = given if isinstance(given, list) else [given]
     return next((f for run in runs if isinstance(run, dict) for f in _faults(run)), None)
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity, and Prefect fails as it answers with them."""
+    raise ValueError(f"found {name}")
 
 
 def _texts(given: Any) -> Iterator[str]:
@@ -127,7 +152,7 @@ def _faults_of_state(state: Mapping[str, Any]) -> Iterator[str]:
     kind, details = state.get("type"), state.get("state_details") or {}
     if kind not in _BEGINNINGS:
         yield f"state.type: found {kind!r}, a run begins as {' or '.join(_BEGINNINGS)}"
-    elif str(state.get("name") or kind).upper() != kind:
+    elif state.get("name") not in (None, "", kind, kind.capitalize()):
         yield f"state.name: found {state['name']!r}, allowed for {kind}: {kind.capitalize()}"
     if state.get("data"):
         yield "state.data: found a result, and the run has not run"

@@ -34,7 +34,7 @@ def retry_when_busy(app: App) -> App:
 
 
 async def _is_answered(
-    app: App, scope: Message, request: list[Message], receive: Receive, send: Send
+    app: App, scope: Message, request: Message, receive: Receive, send: Send
 ) -> bool:
     """Pass the request on, and back what comes, unless it is that the application is busy."""
     is_busy = False

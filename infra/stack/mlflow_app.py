@@ -13,13 +13,12 @@ It takes MLFLOW_BACKEND_STORE_URI, MLFLOW_ARTIFACTS_DESTINATION and MLFLOW_EXPOS
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 from typing import Any
 
-from trimtab.infra.asgi import App, Message, Receive, Send, body_of, received, refuse, replayed
+from trimtab.infra.asgi import App, Message, Receive, Send, login_of, received, refuse, replayed
 from trimtab.infra.stack.bucket import BUCKET
 
 # What `mlflow server` is told, and as what it tells the process that serves.
@@ -77,7 +76,7 @@ WRITES = (
     r"|logged-models(/.+)?|upload-artifact)"
 )
 _CREATES_EXPERIMENT = rf"{_API}/experiments/create"
-_MAX_EXPERIMENT = 1 << 20  # bytes of a request that makes one
+_MAX_BODY = 1 << 20  # bytes, of what makes an experiment or only reads
 _PLACE = ("artifact_location", "artifactLocation")  # as protobuf takes it
 
 
@@ -121,12 +120,16 @@ def guarded(app: App) -> App:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        if scope["type"] == "http" and not is_read(scope["method"], scope["path"]):
+        if scope["type"] == "http" and (_has_body(scope) or not _is_read(scope)):
             refused = await run_in_threadpool(_refusal, scope)
-            if refused is None and re.fullmatch(_CREATES_EXPERIMENT, scope["path"]):
-                request = await received(receive, _MAX_EXPERIMENT)
-                refused = _refusal_of_place(body_of(request) if request else b"")
-                receive = replayed(request or [], receive)
+            is_new = re.fullmatch(_CREATES_EXPERIMENT, scope["path"])
+            if refused is None and (is_new or _is_read(scope)):
+                request = await received(receive, _MAX_BODY)
+                if request is None:
+                    refused = 413, f"the body is larger than {_MAX_BODY} bytes, or took too long"
+                else:
+                    receive = replayed(request, receive)
+                    refused = _refusal_of_place(request.get("body", b"")) if is_new else None
             if refused is not None:
                 status, text = refused
                 login = {"WWW-Authenticate": 'Basic realm="mlflow"'} if status == 401 else {}
@@ -137,19 +140,28 @@ def guarded(app: App) -> App:
     return answer
 
 
-def is_read(method: str, path: str) -> bool:
+def _is_read(scope: Message) -> bool:
     """Whether every user may ask it."""
+    method, path = scope["method"], scope["path"]
     return any(re.fullmatch(m, method) and re.fullmatch(p, path) for m, p in READS)
 
 
+def _has_body(scope: Message) -> bool:
+    """Whether one is to come, which MLflow would read to its end before it asks who sends it."""
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
 def _refusal(scope: Message) -> tuple[int, str] | None:
-    """Status and words for who may not ask what is no reading; None for an administrator.
+    """Status and words for who may not ask it; None for an administrator, or for reading.
 
     Raises what the database of users raises: that it does not answer is not the user's fault.
     """
     user = _user(scope)
     if user is None:
         return 401, "Log in with a user of this MLflow and its password."
+    if _is_read(scope):
+        return None
     asked = f"{scope['method']} {scope['path']}"
     if not user.is_admin:
         return 403, f"{asked}: {user.username} may read only; an administrator may do this."
@@ -162,12 +174,8 @@ def _user(scope: Message) -> Any:
     """MLflow's user whose name and password the request has; None without."""
     from mlflow.server.auth import _authenticate_cached
 
-    scheme, _, login = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-    try:
-        name, colon, password = base64.b64decode(login, validate=True).decode().partition(":")
-    except ValueError:
-        return None
-    return _authenticate_cached(name, password) if colon and scheme.lower() == b"basic" else None
+    name, colon, password = (login_of(scope) or "").partition(":")
+    return _authenticate_cached(name, password) if colon else None
 
 
 def _refusal_of_place(body: bytes) -> tuple[int, str] | None:
@@ -176,7 +184,7 @@ def _refusal_of_place(body: bytes) -> tuple[int, str] | None:
         given = json.loads(body)
         given = json.loads(given) if isinstance(given, str) else given  # as MLflow does
     except (ValueError, RecursionError):
-        return 400, "experiments/create: the body is no JSON, or larger than 1 MiB."
+        return 400, "experiments/create: the body is no JSON."
     if isinstance(given, dict) and any(given.get(name) for name in _PLACE):
         return 400, (
             "experiments/create: artifact_location is given; this MLflow keeps all artifacts in "

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import sqlite3
 import time
 from base64 import b64encode
@@ -279,7 +280,10 @@ def test_no_other_spelling_is_a_way_in(
 
 def test_strangers_are_shown_that_it_is_up_and_no_more(server: Server) -> None:
     before = server.content()
-    answers = {each: server.ask(NOBODY, *each, {})[0] for each in server.routes}
+    answers = {
+        (method, path): server.ask(NOBODY, method, path, None if method == "GET" else {})[0]
+        for method, path in server.routes
+    }
     shown = {path for (_, path), status in answers.items() if status < 400}
     assert shown == {
         "/health",
@@ -292,6 +296,24 @@ def test_strangers_are_shown_that_it_is_up_and_no_more(server: Server) -> None:
         answer = server.ask(NOBODY, "POST", EXPERIMENTS, {"name": "x"}, {"Authorization": given})
         assert answer[0] == 401, given
     assert server.content() == before
+
+
+@pytest.mark.parametrize("path", ["/graphql", "/api/2.0/mlflow/runs/search", "/health", VERSIONS])
+@pytest.mark.parametrize("how", ["Content-Length: 4000000000", "Transfer-Encoding: chunked"])
+def test_of_strangers_no_body_is_read(server: Server, path: str, how: str) -> None:
+    """MLflow itself has all of it in memory before it asks who sends it."""
+    for method in ("POST", "GET"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{how}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert b" 401 " in connection.recv(100)
+
+
+def test_what_a_reader_sends_has_a_size(server: Server) -> None:
+    body = b" " * (1 << 20) + b"{}"
+    for path in ("/graphql", "/api/2.0/mlflow/runs/search"):
+        assert server.ask(ADA, "POST", path, body)[0] == 413
+    assert server.ask(ADMIN, "POST", EXPERIMENTS, body)[0] == 413
 
 
 @pytest.mark.parametrize("spelling", ["artifact_location", "artifactLocation"])
