@@ -41,6 +41,7 @@ MAX_CREATED = 1 << 20  # bytes of a body that makes runs: parameters are rendere
 MAX_BODY = 16 << 20  # of all others; clients send logs in batches of up to 4 MB
 MAX_TEXT = 250  # characters
 MAX_TAGS = 100
+MAX_RETRIES = 20  # of a run that has failed, by Prefect and at once, whatever it failed of
 _TEXTS = ("name", "idempotency_key", "work_queue_name", "work_pool_name", "flow_version")
 # How a run may begin: Prefect's client, pages and engine ask for no other states.
 _BEGINNINGS = ("SCHEDULED", "PENDING")
@@ -133,6 +134,8 @@ def _faults(run: Mapping[str, Any]) -> Iterator[str]:
     tags = run.get("tags")
     if isinstance(tags, list):
         yield from _faults_of_tags([str(tag) for tag in tags])
+    if isinstance(run.get("empirical_policy"), dict):
+        yield from _faults_of_policy(run["empirical_policy"])
     if isinstance(run.get("state"), dict):
         yield from _faults_of_state(run["state"])
 
@@ -146,6 +149,15 @@ def _faults_of_tags(tags: list[str]) -> Iterator[str]:
             yield f"tags: found {tag[:40]!r}, allowed are {MAX_TEXT} characters that can be seen"
         if colon and kind.strip().casefold() in RUN_TAGS:
             yield f"tags: found {tag!r}; a run gives itself tags that begin with {kind.strip()}:"
+
+
+def _faults_of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in policy.items():
+        if name in ("retries", "max_retries"):
+            if value is not None and not (type(value) is int and 0 <= value <= MAX_RETRIES):
+                yield f"empirical_policy.{name}: found {value!r}, allowed: 0 to {MAX_RETRIES}"
+        elif value and name not in ("retry_delay", "retry_delay_seconds"):
+            yield f"empirical_policy.{name}: found {value!r}; a run says it of itself"
 
 
 def _faults_of_state(state: Mapping[str, Any]) -> Iterator[str]:

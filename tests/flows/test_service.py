@@ -457,7 +457,7 @@ def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
 def test_nobody_takes_the_port_of_a_server_that_was_killed(running: Running) -> None:
     """Whoever had it would be sent the logins of the worker and of all flow runs."""
     ports = running.stack.ports
-    servers = {"prefect.server.api.server": ports.prefect, "mlflow.server.auth": ports.mlflow}
+    servers = {"prefect.app:create_app": ports.prefect, "mlflow_app:create_app": ports.mlflow}
     with ExitStack() as thieves:
         for words, port in servers.items():
             thieves.enter_context(thief(port))

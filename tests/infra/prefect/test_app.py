@@ -30,6 +30,7 @@ FORGED = [
     *({"state": {"type": each}} for each in ("CANCELLING", "CANCELLED", "completed", None, 1, [])),
     {"state": {"type": "COMPLETED", "message": "Shown to be better. Report: http://evil"}},
     {"state": {"type": "SCHEDULED", "name": "Completed"}},
+    {"state": {"type": "SCHEDULED", "name": "ſcheduled"}},
     {"state": {"type": "PENDING", "name": "Idle"}},
     {"state": {"type": "SCHEDULED", "data": {"verdict": "better"}}},
     {"state": {"type": "SCHEDULED", "state_details": {"cache_key": "k"}}},
@@ -56,11 +57,16 @@ FORGED = [
     {"parameters": {"recipe": "a\x00b"}},
     {"parameters": {"a\x00b": 1}},
     {"parameters": {"recipe": "\ud800"}},
+    {"parameters": {}, "more": float("nan")},
+    *({"empirical_policy": {"retries": each}} for each in (100_000, 21, "100000", 1e5, True, -1)),
+    {"empirical_policy": {"max_retries": 100_000}},
+    {"empirical_policy": {"resuming": True, "pause_keys": ["approve"]}},
 ]
 ASKED = [
     {},
     {"parameters": {"recipe": "smoke"}, "name": "first try, of Zoë", "tags": ["mine", "a:b"]},
     {"state": None, "tags": None, "name": None},
+    {"empirical_policy": {"retries": 2, "max_retries": 2, "retry_delay": 5, "pause_keys": []}},
     {"state": {"type": "SCHEDULED", "message": "Run from the Prefect UI"}},
     # As Prefect's pages and its client send it.
     {
