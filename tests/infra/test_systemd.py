@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.__main__ import _parser
@@ -58,6 +59,16 @@ def test_a_unit_runs_a_command_of_the_stack(name: str) -> None:
     options = _parser().parse_args(command[4:])
     assert options.command == {"stack": "up", "backup": "backup"}[name]
     assert options.folder == Path("/var/lib/trimtab/stack")
+
+
+def test_no_worker_has_a_limit_or_a_name_of_its_own() -> None:
+    """Its limit would end it where it gets a run once more; its name says which process it is."""
+    of_units = [_line(path) for path in SERVICES if "worker start" in path.read_text()]
+    compose = yaml.safe_load((INFRA / "docker" / "compose.yaml").read_text())
+    of_containers = [str(each.get("command")) for each in compose["services"].values()]
+    found = [line for line in of_units + of_containers if "worker start" in line]
+    assert len(found) == 2
+    assert not [line for line in found if "--limit" in line or "--name" in line]
 
 
 def test_the_proxy_leads_to_the_stack_s_servers() -> None:
