@@ -3,17 +3,21 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from trimtab.models.data.mapped import Row, list_of, number_of
 
 _WORD: Final = re.compile(r"[^\W\d_a-z]+(?![a-z])|[^\W\d_a-z]?[^\W\d_A-Z]+|\d+")
+_LONGEST_NAME: Final = 100
 HIGHER: Final = frozenset(
     {"score", "scores", "rating", "ratings", "reward", "rewards", "grade", "grades", "points",
      "quality", "utility", "likes", "upvotes", "votes"}
 )  # fmt: skip
 """Words of columns whose larger values are of better answers."""
-LOWER: Final = frozenset({"rank", "ranks", "ranking", "rankings"})
+RANKINGS: Final = frozenset({"ranking", "rankings"})
+"""Words of columns of ranks, or of the answers' numbers in their order."""
+LOWER: Final = RANKINGS | {"rank", "ranks"}
 """Words of columns whose smaller values are of better answers."""
 CHOICES: Final = frozenset(
     {"winner", "winning", "label", "labels", "preference", "preferences", "preferred", "choice",
@@ -21,7 +25,8 @@ CHOICES: Final = frozenset(
 )  # fmt: skip
 """Words of columns that say which answer is the better one."""
 _UNCLEAR: Final = CHOICES | {
-    "worst", "worse", "chosen", "rejected", "order", "ordering", "pairs", "pair", "margin",
+    "gold", "golden", "correct", "ideal", "worst", "worse", "chosen", "rejected", "order",
+    "ordering", "pairs", "pair", "margin",
     "margins", "loss", "losses", "cost", "costs", "error", "errors", "penalty", "penalties",
     "toxicity", "harm", "harmfulness", "severity", "risk", "perplexity", "distance", "elo", "wins",
 }  # fmt: skip
@@ -39,7 +44,15 @@ _DIFFERENCES: Final = frozenset({"difference", "diff", "delta", "gap"})
 
 def words(name: object) -> tuple[str, ...]:
     """ "responseA_score2" as ("response", "a", "score", "2")."""
-    return tuple(word.lower() for word in _WORD.findall(str(name)))
+    text = str(name)
+    return _words_of_name(text) if len(text) <= _LONGEST_NAME else _words(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in _WORD.findall(text))
+
+
+_words_of_name: Final = lru_cache(4096)(_words)  # asked for each row, of the same columns
 
 
 def direction(name: str) -> int | None:

@@ -28,7 +28,7 @@ class Mapped:
     problems: list[Problem] = field(default_factory=list)
     columns: Mapping[str, str] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
-    code: int | None = None
+    code: float | None = None
 
     def refuse(self, reason: str, column: str, found: Any, allowed: str) -> None:
         """Add a problem; a value is shown with its type."""

@@ -26,12 +26,15 @@ from trimtab.models.data.two_answers import (
     MULTIPREF_PEOPLE,
     STEMS,
     TwoAnswers,
+    answers_of,
     choice,
     columns_of_two,
     columns_voted,
     flags,
     majority,
     multipref,
+    names_answers,
+    place_of,
     prompt_in,
     score_from,
     scores_of,
@@ -132,6 +135,16 @@ def _category(*columns: str) -> Convert:
             mapped.names["category"] = column
 
     return convert
+
+
+def _named(row: Row, mapped: Mapped) -> None:
+    """Two answers in columns of their own, of which `chosen` names one."""
+    sides = sides_in(tuple(row))
+    assert sides is not None
+    place, _ = place_of(row["chosen"], answers_of(row, *sides))
+    prompt = prompt_in(tuple(row))
+    TwoAnswers(prompt, *sides, lambda *_: -1 if place else 1)(row, mapped)
+    mapped.reads |= {*mapped.names.values()}
 
 
 def _lists(row: Row, mapped: Mapped) -> None:
@@ -386,6 +399,15 @@ KTO_MESSAGES: Final = Preset(
     find=_unpaired,
 )  # fmt: skip
 PRESETS: Final = (
+    Preset(
+        "named", "two answers, of which chosen and rejected are the names", ("chosen", "rejected"),
+        _named, (), names_answers,
+        find=lambda keys: (
+            {"chosen": "chosen", "rejected": "rejected"}
+            if {"chosen", "rejected"} <= set(keys) and sides_in(keys) is not None
+            else None
+        ),
+    ),
     Preset(
         "sharegpt", "LLaMA-Factory's ShareGPT form",
         ("conversations", "chosen", "rejected"), _sharegpt, ("system",),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.models.data.column_words import LOWER, direction, is_count, is_number, words
+from trimtab.models.data.column_words import LOWER, RANKINGS, direction, is_count, is_number, words
 from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
 from trimtab.models.data.problems import Problem, shorten
 
@@ -187,7 +187,8 @@ def _orderings(row: Row, given: Sequence[Any]) -> dict[str, list[Any] | None]:
         sign, value = direction(name), list_of(given_value)
         if sign:
             if _is_listed(name) or _has_numbers(value):
-                found[name] = value if isinstance(value, list) else [value]
+                values = value if isinstance(value, list) else [value]
+                found[name] = None if _may_be_places(name, values) else values
         elif _could_choose(value, given) if sign == 0 else _are_numbers(name, value, given):
             found[name] = None
     if all(isinstance(each, dict) for each in given):
@@ -202,6 +203,17 @@ def _is_listed(name: str) -> bool:
     return bool(_LISTED & set(words(name)) and direction(name))
 
 
+def _may_be_places(name: str, values: Sequence[Any]) -> bool:
+    """Whether a "ranking" has another meaning if it lists the answers' numbers, best first."""
+    ranks = [number_of(each) for each in values]
+    if not RANKINGS & set(words(name)) or not all(map(is_number, ranks)):
+        return False
+    first = min(ranks, default=0)
+    places = [rank - first for rank in ranks]
+    is_order = sorted(places) == list(range(len(places)))
+    return is_order and any(places[int(place)] != index for index, place in enumerate(places))
+
+
 def _has_numbers(value: Any) -> bool:
     """Whether a value of one row is no number, but may hold several."""
     if isinstance(value, str):
@@ -210,10 +222,23 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _are_numbers(name: str, value: Any, given: Sequence[Any]) -> bool:
-    """Whether a value has a number for each answer, which may be its worth."""
-    if not isinstance(value, list) or len(value) != len(given) or is_count(name):
+    """Whether a value has a number, or true or false, for each answer, which may be its worth."""
+    if is_count(name) or not isinstance(value, list | dict):
         return False
-    return all(is_number(number_of(each)) for each in value)
+    values = list(value.values()) if isinstance(value, dict) else value
+    if len(values) == len(given) and all(map(_has_number, values)):
+        return True
+    parts = value.items() if isinstance(value, dict) else ()
+    return any(isinstance(part, list) and _are_numbers(key, part, given) for key, part in parts)
+
+
+def _has_number(value: Any) -> bool:
+    """Whether this is a number, true or false, or holds one that is no mere measure."""
+    if isinstance(value, dict):
+        return any(_has_number(each) for key, each in value.items() if not is_count(key))
+    if isinstance(value, list):
+        return any(map(_has_number, value))
+    return isinstance(value, bool) or is_number(number_of(value))
 
 
 def _could_choose(value: Any, given: Sequence[Any]) -> bool:

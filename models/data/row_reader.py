@@ -41,7 +41,12 @@ from trimtab.models.data.presets import (
 from trimtab.models.data.problems import Problem, shorten
 from trimtab.models.data.ranked_answers import ANSWERS, PLACED
 from trimtab.models.data.readers import Source
-from trimtab.models.data.two_answers import NUMBERED, code_of_choice, is_told_by_number
+from trimtab.models.data.two_answers import (
+    NUMBERED,
+    code_of_choice,
+    is_told_by_number,
+    other_choice,
+)
 
 MAX_UNKNOWN: Final = 1000
 NUM_EXAMPLES: Final = 5
@@ -102,10 +107,11 @@ class _File:
 
     examples: rows that were not read. lacking: columns that no row of a known form has, though that
     needs them. forms: of good rows. ambiguous: the first problem of a row whose answers could be
-    ordered in several ways, and its form. codes: numbers that alone named a winner, of answers in
-    columns without numbers, and in which column. scores: the columns that ordered the answers of a
-    row. choices: 0 and 1 in columns that say which answer is better, beside chosen and rejected.
-    implicit, apart: rows of two texts that start with one prompt, and that do not.
+    ordered in several ways, and its form. codes: numbers in a column of winners, and which column;
+    told: those that named one; is_numbered: the answers' columns have numbers. scores: the columns
+    that ordered the answers of a row. choices: codes in columns that say which answer is better,
+    beside chosen and rejected. implicit, apart: rows of two texts that start with one prompt, and
+    that do not.
     """
 
     is_known: bool = False
@@ -115,7 +121,9 @@ class _File:
     lacking: set[str] | None = None
     forms: set[str] = field(default_factory=set)
     ambiguous: tuple[str, Problem] | None = None
-    codes: dict[int, str] = field(default_factory=dict)
+    codes: dict[float, str] = field(default_factory=dict)
+    told: set[float] = field(default_factory=set)
+    is_numbered: bool = False
     choices: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     scores: str = ""
     implicit: int = 0
@@ -253,13 +261,20 @@ class RowReader:
             seen.forms.add(form)
             if preset.name == "ranked":
                 seen.scores = seen.scores or ", ".join(map(self._their, sorted(mapped.reads)))
-        if mapped.code is not None and not is_told_by_number([*parsed.answer_fields, ""]):
+        if mapped.code is not None and len(seen.codes) < MAX_UNKNOWN:
             seen.codes[mapped.code] = mapped.columns.get("winner", "winner")
+            seen.told |= set() if mapped.problems else {mapped.code}
+            seen.is_numbered |= is_told_by_number([*parsed.answer_fields, ""])
         is_apart = any(problem.reason == "no_common_prompt" for problem in parsed.problems)
         seen.apart += parsed.format == "implicit" and is_apart
         seen.implicit += parsed.format == "implicit" and not is_apart
 
     def _note_choices(self, seen: _File, row: Row, parsed: ParsedRow) -> None:
+        """Keep what columns that are not read say of which answer is better."""
+        if self.format == "auto" and "winner" not in self.columns and not parsed.problems:
+            other = other_choice(row, parsed.ignored, parsed.answer_fields, parsed.is_tie)
+            if other is not None and seen.ambiguous is None:
+                seen.ambiguous = parsed.format, other
         if self.format == "auto" and parsed.answer_fields == ("chosen", "rejected"):
             codes = ((name, code_of_choice(name, row.get(name))) for name in parsed.ignored)
             for name, code in codes:
@@ -395,17 +410,21 @@ def _of_whole(seen: _File, *, is_whole: bool) -> Problem | None:
         form, problem = seen.ambiguous
         if form in seen.forms or not seen.forms:
             return dataclasses.replace(problem, reason="ambiguous_columns")
-    if is_whole and len(seen.codes) == 1:
-        ((code, column),) = seen.codes.items()
-        found = f"{code} in every row that names the winner by a number"
+    column = next(iter(seen.codes.values()), None)
+    if seen.told and len(seen.codes) > len(seen.told):
+        found = f"numbers that may be of a scale: {shorten(sorted(seen.codes))}"
+        return Problem("ambiguous_columns", column, found, NUMBERED)
+    if is_whole and len(seen.told) == 1 and not seen.is_numbered:
+        found = f"{min(seen.told):g} in every row that names the winner by a number"
         return Problem("ambiguous_columns", column, found, NUMBERED)
     if unclear := [name for name, codes in seen.choices.items() if len(codes) > 1]:
+        codes = " and ".join(map(str, sorted(seen.choices[unclear[0]])))
         allowed = (
             "chosen and rejected alone to say which answer is better; preferences.format=native if "
             "they do, whatever this column says"
         )
         return Problem(
-            "ambiguous_columns", unclear[0], "0 and 1 beside chosen and rejected", allowed
+            "ambiguous_columns", unclear[0], f"{codes} beside chosen and rejected", allowed
         )
     if seen.scores and _BY_PLACE in seen.forms:
         found = f"rows with {seen.scores}, and before them rows without"

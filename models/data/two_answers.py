@@ -141,19 +141,21 @@ _TIES: Final = frozenset(
 )
 _FILLERS: Final = _OF_MODELS | {
     "conversation", "side", "is", "are", "the", "wins", "won", "better", "best", "much", "slightly",
-    "significantly", "clearly", "good", "bad",
+    "significantly", "clearly",
 }  # fmt: skip
 _VOTERS: Final = frozenset(
     {"annotator", "annotation", "rater", "worker", "labeler", "labeller", "evaluator", "expert"}
 )
+_FLAGS: Final = {"true": 1, "yes": 1, "false": 0, "no": 0}
 LONGEST: Final = 100
 _COMPARED: Final = re.compile(r"[\W_]*?(\w[\w .-]*?)\s*(>+|<+|=+|~)\s*(\w[\w .-]*?)[\W_]*")
-_WINNERS: Final = "{} | {} | a | b | first | second | a>b | tie"
+_WINNERS: Final = "{} | {} | a | b | first | second | a>b | tie, and no name of both answers"
 NUMBERED: Final = (
     "a winner that is told from the names of the answers' columns: a, b, tie, or these names; or "
     "columns of a form that says what numbers mean: response_0, response_1 and better_response_id "
     "(0: the first, 1: the second), response1, response2 and annotator1 (1, 2, 0: a tie), "
-    "human_ref_A, human_ref_B and labels (1: the first, 0: the second)"
+    "human_ref_A, human_ref_B and labels (1: the first, 0: the second), response_1, response_2 and "
+    "preference_strength (-3: the first is much better, to 3: the second)"
 )
 
 
@@ -234,7 +236,7 @@ def voters(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
         if value is None or value == "":
             continue
         mapped.reads.add(name)
-        place, code = _place(value, answers)
+        place, code = place_of(value, answers)
         if code == 0 and is_told_by_number(columns) and not _counts_from_0(columns):
             place = 2
         elif code == 0 and not _counts_from_0(columns):
@@ -247,8 +249,11 @@ def voters(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     return found
 
 
-def _answers(row: Row, mapped: Mapped, first: str, second: str) -> list[tuple[str, str, Any, Any]]:
-    """Of each answer what its column is called, here and in the row, its text, and its model."""
+Answer = tuple[str, str, Any, Any]
+"""What an answer's column is called, in the row and here, its text, and its model."""
+
+
+def _answers(row: Row, mapped: Mapped, first: str, second: str) -> list[Answer]:
     return [
         (mapped.columns.get(name, name), name, row.get(name), row.get(model))
         for name, model in ((first, "model_a"), (second, "model_b"))
@@ -267,9 +272,15 @@ def _says_which(parts: Sequence[str]) -> bool:
 
 
 def code_of_choice(name: str, value: Any) -> int | None:
-    """The 0 or 1 by which a column may say which answer is better; None where it says no such."""
-    code = number_of(value)
-    return int(code) if _says_which(words(name)) and code in (0, 1) else None
+    """The code by which a column may say which answer is better; None where it says no such.
+
+    Codes are -1, 0, 1 and 2; true and false, as words too, are 1 and 0.
+    """
+    if not _says_which(words(name)):
+        return None
+    code = _FLAGS.get(value.strip().lower()) if isinstance(value, str) else None
+    code = number_of(value) if code is None else code
+    return int(code) if isinstance(code, int | float) and code in (-1, 0, 1, 2) else None
 
 
 def winner(first: str, second: str) -> Preference:
@@ -280,7 +291,7 @@ def winner(first: str, second: str) -> Preference:
         if isinstance(value, dict) and "selected" in value:  # Label Studio
             value = value["selected"]
         answers = _answers(row, mapped, first, second)
-        place, mapped.code = _place(value, answers)
+        place, mapped.code = place_of(value, answers)
         columns = [each[0] for each in answers]
         if mapped.code == 0 and not _counts_from_0(columns):
             found = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
@@ -301,33 +312,87 @@ def _counts_from_0(columns: Sequence[str]) -> bool:
     return "0" in words(columns[0])
 
 
-def _place(
-    value: Any, answers: Sequence[tuple[str, str, Any, Any]]
-) -> tuple[int | None, int | None]:
+def place_of(value: Any, answers: Sequence[Answer]) -> tuple[int | None, float | None]:
     """The winner's place, 0 or 1 (2: a tie, None: not told), and the number that alone told it.
 
-    answers: as `_answers` gives them.
+    What one reading takes for the first answer and another one for the second is not told.
     """
-    if isinstance(value, str):
-        for place, (column, name, *texts) in enumerate(answers):
-            same = words(value) and words(value) in (words(column), words(name))
-            if same or value in (column, *texts):
-                return place, None
-        if len(value) <= LONGEST and (compared := _COMPARED.fullmatch(value)):
-            left, right = (_place(compared[group], answers)[0] for group in (1, 3))
-            is_of_both = {left, right} == {0, 1}
-            return ({">": left, "<": right}.get(compared[2][0], 2) if is_of_both else None), None
-        said = [word for word in words(value) if word not in _FILLERS]
-        if _TIES & set(said) and set(said) <= _TIES | {"a"}:
-            return 2, None
-        value = said[0] if len(said) == 1 else number_of(value)
-        if value in _PLACES:
-            return _PLACES[value], None
+    if not isinstance(value, str):
+        return _place_of_number(value, answers)
+    for place, (column, *_) in enumerate(answers):
+        if value == column or (words(value) and words(value) == words(column)):
+            return place, None
+    named = {
+        place
+        for place, (_, name, text, model) in enumerate(answers)
+        if value in (text, model)
+        or (words(value) and words(value) in (words(name), words(model or "")))
+    }
+    place, code = _place_of_words(value, answers)
+    found = named | ({place} - {None})
+    if named:
+        return (found.pop() if len(found) == 1 else None), None
+    return place, code
+
+
+def _place_of_words(value: str, answers: Sequence[Answer]) -> tuple[int | None, float | None]:
+    if len(value) <= LONGEST and (compared := _COMPARED.fullmatch(value)):
+        left, right = (place_of(compared[group], answers)[0] for group in (1, 3))
+        is_of_both = {left, right} == {0, 1}
+        return ({">": left, "<": right}.get(compared[2][0], 2) if is_of_both else None), None
+    said = [word for word in words(value) if word not in _FILLERS]
+    if _TIES & set(said) and set(said) <= _TIES | {"a", "good", "bad"}:
+        return 2, None
+    if len(said) == 1 and said[0] in _PLACES:
+        return _PLACES[said[0]], None
     code = number_of(value)
-    if isinstance(code, bool) or code not in (0, 1, 2):
+    return _place_of_number(said[0] if len(said) == 1 and isinstance(code, str) else code, answers)
+
+
+def _place_of_number(value: Any, answers: Sequence[Answer]) -> tuple[int | None, float | None]:
+    code = number_of(value)
+    if isinstance(code, bool) or not isinstance(code, int | float):
         return None, None
-    place = int(code) - (not _counts_from_0([column for column, *_ in answers]))
-    return (place if place in (0, 1) else None), int(code)
+    place = code - (not _counts_from_0([column for column, *_ in answers]))
+    return (int(place) if place in (0, 1) else None), code
+
+
+def answers_of(row: Row, first: str, second: str) -> list[Answer]:
+    """The answers of a row in columns of its own."""
+    return [
+        (name, name, row.get(name), row.get(model))
+        for name, model in ((first, "model_a"), (second, "model_b"))
+    ]
+
+
+def other_choice(
+    row: Row, ignored: Sequence[str], fields: Sequence[str], is_tie: bool
+) -> Problem | None:
+    """What in words names another winner, in one of the columns that were not read.
+
+    fields: the columns of the better answer and of the worse.
+    """
+    names = [name for name in ignored if _says_which(words(name))]
+    sides = sides_in(fields) if names else None
+    if sides is None:
+        return None
+    said = 2 if is_tie else sides.index(fields[0])
+    for name in names:
+        place, code = place_of(row.get(name), answers_of(row, *sides))
+        if place is not None and code is None and place != said:
+            allowed = f'the same in all columns, or preferences.columns={{"winner": "{name}"}}'
+            shown = f"{shorten(row[name])}, where other columns prefer {(*sides, 'neither')[said]}"
+            return Problem("ambiguous_label", name, shown, f"{allowed}, or another one by name")
+    return None
+
+
+def names_answers(row: Row) -> bool:
+    """Whether `chosen` and `rejected` name columns of two answers, or their models."""
+    sides = sides_in(tuple(row))
+    if sides is None or row.get("chosen") in (row[side] for side in sides):
+        return False
+    answers = answers_of(row, *sides)
+    return {place_of(row.get(name), answers)[0] for name in ("chosen", "rejected")} == {0, 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,16 @@ def test_equal_scores_make_no_pair(write_rows: WriteRows) -> None:
         ({"toxicity_scores": [0.1, 0.9]}, "toxicity_scores [0.1, 0.9]"),
         ({"scores": [1, 9], "ranks": [1, 2]}, "scores [1, 9], ranks [1, 2]"),
         ({"scores": [1, 9], "best": 0}, "best 0"),
+        ({"gold": 1}, "gold 1"),
+        ({"accepted": [False, True]}, "accepted [False, True]"),
+        ({"reviews": [{"n": 1}, {"n": "9"}]}, "reviews [{'n': 1}, {'n': '9'}]"),
+        ({"reviews": [[1, 2], [9, 8]]}, "reviews [[1, 2], [9, 8]]"),
+        ({"aspects": {"honest": [1, 9]}}, "aspects {'honest': [1, 9]}"),
+        ({"by": {"m": 1, "n": 9}}, "by {'m': 1, 'n': 9}"),
+        (
+            {"responses": ["mid", "poor", "fine"], "ranking": [2, 0, 1]},  # the third is the best
+            "ranking [2, 0, 1]",
+        ),
     ],
 )
 def test_what_could_order_answers_is_refused(
@@ -111,7 +121,7 @@ def test_what_could_order_answers_is_refused(
 
 def test_what_orders_nothing_is_ignored(write_rows: WriteRows) -> None:
     row = LIST | {"label": "safety", "models": ["m", "n"], "num_tokens": [9, 1], "score": 0.5}
-    row["quality"] = "high"
+    row |= {"quality": "high", "usage": [{"tokens": 9, "by": "m"}, {"tokens": 1, "by": "n"}]}
     pairs, _, report = load_preferences([Source(write_rows([row]))])
     assert texts(pairs) == [("Q", "poor", "fine")]
     assert report.ignored_fields == {
@@ -120,6 +130,7 @@ def test_what_orders_nothing_is_ignored(write_rows: WriteRows) -> None:
         "num_tokens": 1,
         "score": 1,
         "quality": 1,
+        "usage": 1,
     }
 
 
@@ -248,7 +259,29 @@ def test_numbers_that_do_not_tell_are_refused(
     assert "response_0, response_1 and better_response_id (0: the first" in told
 
 
-@pytest.mark.parametrize("value", [True, 3, -1, 0.5, "c", "not a", "A and B", "A>C", [], {}, "?"])
+@pytest.mark.parametrize(
+    ("form", "values", "named"),
+    [
+        ("a, b", [1, 2, 5, 7], "may be of a scale: [1, 2, 5, 7]"),
+        ("a, b", ["1", "2", "1.5"], "may be of a scale: [1, 1.5, 2]"),
+        ("1, 2", [1, -1], "may be of a scale: [-1, 1]"),
+        ("1, 2", ["1", "-1"], "may be of a scale: [-1, 1]"),
+        ("0, 1", [0, 1, 2], "may be of a scale: [0, 1, 2]"),
+    ],
+)
+def test_numbers_of_a_scale_are_refused(
+    write_rows: WriteRows, form: str, values: list[Any], named: str
+) -> None:
+    path = write_rows(labelled(FORMS[form], "winner", values))
+    with pytest.raises(PreferenceDataError, match="ambiguous_columns in field 'winner'") as caught:
+        load_preferences([Source(path)], on_bad_rows="quarantine")
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 3, -1, "-1", 0.5, "c", "not a", "A and B", "A>C", [], {}, "?", "A is bad", "b is worst"],
+)
 def test_a_winner_that_is_none_is_a_bad_row(write_rows: WriteRows, value: Any) -> None:
     rows = labelled(TWO, "winner", ["a", value, "b"])
     (bad,) = look(write_rows(rows)).bad_rows
@@ -290,6 +323,61 @@ def test_models_and_numbered_columns_may_name_the_winner(write_rows: WriteRows) 
     columns = {"response_a": "x1", "response_b": "x2", "winner": "said"}
     found = look(write_rows(rows), columns=columns)
     assert [pair.chosen for pair in found.pairs] == ["fine", "fine"] and not found.bad_rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "winner"),
+    [
+        ({"model_a": "m", "model_b": "m"}, "m"),
+        ({"model_a": "b", "model_b": "a"}, "a"),
+        ({"model_a": "2", "model_b": "1"}, "2"),
+        ({"response_a": "B", "response_b": "A"}, "B"),
+        ({"response_a": "neither"}, "neither"),
+    ],
+)
+def test_a_winner_that_may_be_either_is_none(
+    write_rows: WriteRows, columns: Row, winner: str
+) -> None:
+    rows = labelled(TWO | columns, "winner", [winner])
+    (bad,) = look(write_rows(rows)).bad_rows
+    assert (bad.reason, bad.problems[0].field) == ("out_of_range", "winner")
+    assert "no name of both" in bad.problems[0].allowed
+
+
+def test_columns_that_name_another_winner_are_refused(write_rows: WriteRows) -> None:
+    rows = labelled(TWO | {"winner": "a"}, "preference", ["A", "first", None, "much", 2])
+    assert len(look(write_rows(rows)).pairs) == 5
+    for row in ({"preference": "b"}, {"preference": "tie"}, {"winner": "tie", "preference": "a"}):
+        path = write_rows([*rows, TWO | {"winner": "a"} | row])
+        assert "in field 'preference'" in refusal(path)
+        found = look(path, columns={"winner": "preference"})
+        assert [pair.prompt for pair in found.pairs][:2] == ["Q0", "Q1"]
+    voted = TWO | {"rater1": "a", "rater2": "a", "winner": "response_b"}
+    assert "where other columns prefer response_a" in refusal(write_rows([voted]))
+    assert [p.chosen for p in look(write_rows([voted]), format="labelled").pairs] == ["poor"]
+    assert [p.chosen for p in look(write_rows([voted]), format="voted").pairs] == ["fine"]
+
+
+@pytest.mark.parametrize(
+    ("form", "chosen", "rejected"),
+    [
+        ("a, b", "a", "b"),
+        ("A, B", "response_A", "response_B"),
+        ("1, 2", "1", "2"),
+        ("sides", "Left", "Right"),
+    ],
+)
+def test_chosen_may_be_the_name_of_an_answer(
+    write_rows: WriteRows, form: str, chosen: str, rejected: str
+) -> None:
+    base = {"id": "7", **FORMS[form], "chosen": chosen, "rejected": rejected}
+    found = look(write_rows([base, base | {"chosen": rejected, "rejected": chosen}]))
+    assert texts(found.pairs) == [("Q", "fine", "poor"), ("Q", "poor", "fine")]
+    assert not found.report.ignored_fields and found.report.rows_by_format == {"named": 2}
+    whole = base | {"chosen": "fine", "rejected": "poor"}
+    assert texts(look(write_rows([whole])).pairs) == [("Q", "fine", "poor")]
+    models = {**TWO, "model_a": "m", "model_b": "n", "chosen": "n", "rejected": "m"}
+    assert texts(look(write_rows([models])).pairs) == [("Q", "poor", "fine")]
 
 
 def test_answers_without_a_prompt_of_their_own(write_rows: WriteRows) -> None:
@@ -487,11 +575,18 @@ def test_answers_without_any_prompt_are_no_pairs_by_chance(write_rows: WriteRows
 
 
 def test_a_column_beside_chosen_and_rejected_may_say_otherwise(write_rows: WriteRows) -> None:
-    """0 and 1 in one column are no constant; a constant, or a share, says nothing of the order."""
-    given = [LABELLED | {"prompt": f"Q{n}", "label": n % 2} for n in range(4)]
-    path = write_rows(given)
-    assert "in field 'label': found 0 and 1 beside chosen" in refusal(path)
-    assert len(look(path, format="native").pairs) == 4
+    """Codes that differ are no constant; a constant, or a share, says nothing of the order."""
+    for codes, told in (
+        ((0, 1), "0 and 1"),
+        ((2, 1), "1 and 2"),
+        (("No", "yes"), "0 and 1"),
+        ((1, "-1"), "-1 and 1"),
+        ((True, False), "0 and 1"),
+    ):
+        given = [LABELLED | {"prompt": f"Q{n}", "label": codes[n % 2]} for n in range(4)]
+        path = write_rows(given)
+        assert f"in field 'label': found {told} beside chosen" in refusal(path)
+        assert len(look(path, format="native").pairs) == 4
     for label in (1, 0.5, "ok"):
         assert not look(write_rows([row | {"label": label} for row in given])).bad_rows
 
