@@ -34,6 +34,16 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
         "dialogue": "messages conversations conversation dialogue system",
     }.items()
 }
+_NEGATIONS: Final = frozenset({"not", "no", "non", "never", "least"})
+_AGAINST: Final = _NEGATIONS | {
+    "down", "bad", "negative", "worst", "worse", "toxic", "toxicity", "harm", "harmful", "unsafe",
+    "unhelpful", "wrong", "error", "reject", "rejected", "loser", "losing", "dispreferred",
+    "disliked",
+}  # fmt: skip
+"""Words of columns that are true, or name an answer, where this is the worse one."""
+_OF_ONE_SIDE: Final = frozenset(
+    {"a", "b", "0", "1", "2", "left", "right", "first", "second", "one", "two"}
+)
 _SIDES: Final = (
     ("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "second"), ("one", "two"),
 )  # fmt: skip
@@ -112,7 +122,11 @@ def _misspelt(own: str, row: Row) -> str | None:
     if own in row:
         return own
     keys = {"_".join(words(name)): name for name in row if isinstance(name, str)}
-    keys = {key: name for key, name in keys.items() if _digits(key) == _digits(own)}
+    keys = {
+        key: name
+        for key, name in keys.items()
+        if _digits(key) == _digits(own) and (key == own or not key.endswith(own))  # "unchosen"
+    }
     near = get_close_matches("_".join(words(own)), keys, 1, CLOSE)
     return keys[near[0]] if near else None
 
@@ -143,6 +157,9 @@ def _by_words(preset: Preset, row: Row) -> dict[str, str | None]:
 
 def _may_be(own: str, name: str, row: Row) -> bool:
     """Whether a column may be what a word of its name says: an answer is no score."""
+    said = set(words(name))
+    if said & (_AGAINST if own in ("label", "winner") else _NEGATIONS):
+        return False
     is_text = isinstance(row[name], str | list) and not _WORDS["score"] & set(words(name))
     return own in ("label", "winner") or is_text
 
@@ -165,7 +182,8 @@ def _labelled(row: Row) -> Iterator[dict[str, str | None]]:
     texts = [name for name in free if name in _texts(row)]
     asked = [name for name in texts if _WORDS["prompt"] & set(words(name))] or texts
     for name in free:
-        if _WORDS["winner"] & set(words(name)):
+        said = set(words(name))
+        if _WORDS["winner"] & said and not said & (_AGAINST | _OF_ONE_SIDE):
             prompt = next((each for each in asked if each != name), None)
             yield {
                 "prompt": prompt,

@@ -19,7 +19,7 @@ class Mapped:
     names: what the row itself calls these columns, for messages. pairs: of `responses`, which is
     better than which. problems: what the preset could not read. columns: what the row calls the
     preset's columns, where it calls them otherwise. reads: columns that were read beside the
-    preset's. code: the number by which the better answer was named.
+    preset's. code: the number by which the better answer was named. is_told: whether it did.
     """
 
     values: Row
@@ -29,6 +29,7 @@ class Mapped:
     columns: Mapping[str, str] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
     code: float | None = None
+    is_told: bool = False
 
     def refuse(self, reason: str, column: str, found: Any, allowed: str) -> None:
         """Add a problem; a value is shown with its type."""

@@ -53,6 +53,7 @@ NUM_EXAMPLES: Final = 5
 NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
 WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
 _NUMBERS: Final = frozenset({"rating", "votes_chosen", "votes_rejected", "votes_equal"})
+_UNPAIRED: Final = frozenset({KTO.name, KTO_MESSAGES.name})
 _IN_ORDER: Final = ("native", "alpaca-ranking")
 _BY_PLACE: Final = "by place"
 
@@ -202,7 +203,7 @@ class RowReader:
             columns=dict(self.columns)
             | {own: self._their(name) for own, name in form.columns.items()},
         )
-        if form.preset in (KTO, KTO_MESSAGES):
+        if form.preset.name in _UNPAIRED:
             parsed = self._pair_up(row, raw, number, mapped)
             parsed.format = form.preset.name
         elif form.preset.convert is None:
@@ -262,8 +263,10 @@ class RowReader:
             if preset.name == "ranked":
                 seen.scores = seen.scores or ", ".join(map(self._their, sorted(mapped.reads)))
         if mapped.code is not None and len(seen.codes) < MAX_UNKNOWN:
-            seen.codes[mapped.code] = mapped.columns.get("winner", "winner")
-            seen.told |= set() if mapped.problems else {mapped.code}
+            column = "label" if preset.name in _UNPAIRED else "winner"
+            seen.codes[mapped.code] = mapped.columns.get(column, column)
+            seen.told |= {mapped.code} if mapped.is_told else set()
+            seen.is_numbered |= column == "label"
             seen.is_numbered |= is_told_by_number([*parsed.answer_fields, ""])
         is_apart = any(problem.reason == "no_common_prompt" for problem in parsed.problems)
         seen.apart += parsed.format == "implicit" and is_apart
@@ -307,6 +310,9 @@ class RowReader:
         """A pair with a row that waits, or this row as one that waits."""
         parsed = _convert(_ANSWER, row, self.render, mapped)
         is_good = _is_good(row.get("label"), parsed)
+        code = number_of(row.get("label"))
+        if isinstance(code, int | float) and not isinstance(code, bool):
+            mapped.code, mapped.is_told = code, is_good is not None
         if parsed.problems or is_good is None:
             return parsed
         key = raw.file, parsed.prompt
@@ -413,7 +419,8 @@ def _of_whole(seen: _File, *, is_whole: bool) -> Problem | None:
     column = next(iter(seen.codes.values()), None)
     if seen.told and len(seen.codes) > len(seen.told):
         found = f"numbers that may be of a scale: {shorten(sorted(seen.codes))}"
-        return Problem("ambiguous_columns", column, found, NUMBERED)
+        allowed = NUMBERED if seen.forms - _UNPAIRED else "true and false, or 1 and 0"
+        return Problem("ambiguous_columns", column, found, allowed)
     if is_whole and len(seen.told) == 1 and not seen.is_numbered:
         found = f"{min(seen.told):g} in every row that names the winner by a number"
         return Problem("ambiguous_columns", column, found, NUMBERED)

@@ -292,6 +292,7 @@ def winner(first: str, second: str) -> Preference:
             value = value["selected"]
         answers = _answers(row, mapped, first, second)
         place, mapped.code = place_of(value, answers)
+        mapped.is_told = place is not None
         columns = [each[0] for each in answers]
         if mapped.code == 0 and not _counts_from_0(columns):
             found = f"{shorten(value)}, of {columns[0]} and {columns[1]}"

@@ -107,6 +107,25 @@ def test_what_a_file_lacks_is_said(write_rows: WriteRows, given: Rows, told: str
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        rows("prompt", "response", toxic_label=True),
+        rows("prompt", "response", thumbs_down=True),
+        rows("prompt", "response_a", "response_b", worse_choice="b"),
+        rows("prompt", "response_a", "response_b", better_than_b="a"),
+        rows("prompt", "response_0", "response_1", is_response_0_better=1),
+        rows("prompt", "not_good_text", "not_bad_text"),
+        rows("prompt", "unchosen", "unrejected"),
+    ],
+    ids=lambda given: ",".join(given[0]),
+)
+def test_no_columns_are_proposed_that_would_turn_the_labels_round(
+    write_rows: WriteRows, given: Rows
+) -> None:
+    assert "name the columns" not in problem_of(write_rows(given))
+
+
+@pytest.mark.parametrize(
     "table",
     [
         TEXTS,

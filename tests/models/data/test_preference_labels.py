@@ -278,6 +278,20 @@ def test_numbers_of_a_scale_are_refused(
     assert named in str(caught.value)
 
 
+@pytest.mark.parametrize("labels", [(0, 1, 2), ("0", "1", "-1"), (1, 0, 0.5)])
+def test_labels_of_unpaired_answers_that_may_be_of_a_scale_are_refused(
+    write_rows: WriteRows, labels: Sequence[Any]
+) -> None:
+    rows = [
+        {"prompt": "Q", "completion": f"text {number}", "label": label}
+        for number, label in enumerate(labels)
+    ]
+    with pytest.raises(PreferenceDataError, match="in field 'label': found numbers") as caught:
+        load_preferences([Source(write_rows(rows))], on_bad_rows="quarantine")
+    assert "allowed: true and false, or 1 and 0" in str(caught.value)
+    assert len(look(write_rows([*rows[:2], rows[2] | {"label": None}])).pairs) == 1
+
+
 @pytest.mark.parametrize(
     "value",
     [True, 3, -1, "-1", 0.5, "c", "not a", "A and B", "A>C", [], {}, "?", "A is bad", "b is worst"],
