@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.row_reader import check_form
 
 MAX_ROWS = 5000
-NUM_EXAMPLES, MAX_CHARACTERS = 2, 240
+NUM_EXAMPLES, NUM_IGNORED, MAX_CHARACTERS = 2, 40, 240
 # The forms of `native`, in words; those of other presets are `Preset.data`.
 NATIVE_FORMS = {
     "hh": "chosen, rejected: whole dialogues as text; the prompt is what both begin with, up to "
@@ -84,6 +85,7 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "repeated": report.num_repeated_pairs,
         "contradicting": report.num_contradicting_pairs,
         "against_votes": report.num_against_votes,
+        "against_scores": sum(report.is_against_scores.values()),
         "with": _optional(look.pairs),
         "ignored_columns": dict(report.ignored_fields.most_common()),
         "ignored_files": report.ignored_files,
@@ -173,7 +175,9 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
     if values["pairs"]:
         yield _line("pairs", "; ".join(_of_pairs(values)))
     if values["ignored_columns"]:
-        names = [f"{shorten(name)} ({n:,})" for name, n in values["ignored_columns"].items()]
+        ignored = values["ignored_columns"]
+        names = [f"{shorten(name)} ({n:,})" for name, n in islice(ignored.items(), NUM_IGNORED)]
+        names += [f"and {more:,} more"] if (more := len(ignored) - len(names)) else []
         yield _line("ignored", f"columns {', '.join(names)}")
     if values["ignored_files"]:
         yield _line("ignored", f"files {shorten(values['ignored_files'])}")
@@ -196,6 +200,7 @@ def _of_pairs(values: Mapping[str, Any]) -> Iterator[str]:
         ("repeated", "repeat an earlier one"),
         ("contradicting", "contradict an earlier one"),
         ("against_votes", "have a label against most of their votes"),
+        ("against_scores", "have a label against their own scores"),
     ):
         if values[name]:
             yield f"{values[name]:,} {what}"

@@ -131,7 +131,7 @@ def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -
     problems = [text_problem(name, value) for name, value in texts.items()]
     parsed.problems.extend(problem for problem in problems if problem is not None)
     if not any(problems):
-        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, not _may_ask(row))
+        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, row)
 
 
 def _may_ask(row: dict[str, Any]) -> bool:
@@ -140,7 +140,7 @@ def _may_ask(row: dict[str, Any]) -> bool:
 
 
 def _parse_text_pair(
-    prompt: str | None, chosen: str, rejected: str, parsed: ParsedRow, may_be_implicit: bool
+    prompt: str | None, chosen: str, rejected: str, parsed: ParsedRow, row: dict[str, Any]
 ) -> None:
     if prompt is not None:
         # some copies of HH-RLHF keep whole dialogues beside the prompt: not to be read twice
@@ -150,8 +150,8 @@ def _parse_text_pair(
         parsed.prompt, parsed.answers = prompt, (chosen, rejected)
         return
     split = split_common_text(chosen, rejected)
-    has_marks = any(mark in text for mark in MARKS for text in (chosen, rejected))
-    if split is None and may_be_implicit and not has_marks:
+    has_marks = split is None and any(mark in text for mark in MARKS for text in (chosen, rejected))
+    if split is None and not has_marks and not _may_ask(row):
         parsed.format, split = "implicit", split_plain_text(chosen, rejected)
     if split is None:
         found = f"chosen {shorten(chosen[:50])}, rejected {shorten(rejected[:50])}"

@@ -17,7 +17,7 @@ from trimtab.models.data.problems import Problem
 PAGE: Final = "a form of docs/how-to/own-preferences.md"
 CLOSE: Final = 0.85
 """How alike a misspelt name is: 1 is the same. "answer2" is no "answers": digits must agree."""
-MAX_NAMES: Final = 200
+MAX_NAMES, MAX_NAME_SEARCHED = 200, 1000
 MAX_NAME_CHARACTERS, MAX_NAME_WORDS = 60, 6
 """Names that are longer are the values of a row."""
 _ANSWER: Final = "response answer completion output reply text candidate option generation summary"
@@ -66,7 +66,8 @@ def hint(row: Row, asked: str, is_table: bool, try_columns: Try) -> Hint:
     asked: the form that was asked for, or "auto". is_table: the row is of a CSV file. try_columns:
     what is wrong with the row if its columns are named so.
     """
-    names = [name for name in row if isinstance(name, str)][:MAX_NAMES]
+    names = [name for name in row if isinstance(name, str) and len(name) <= MAX_NAME_SEARCHED]
+    names = names[:MAX_NAMES]
     row = {name: row[name] for name in names}
     if is_table and any(map(_is_a_value, names)):
         text = "a first row with the names of the columns, where this file seems to have its first "

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from trimtab.models.data.column_words import Compare, is_against, own_scores
@@ -38,7 +38,7 @@ from trimtab.models.data.presets import (
     Preset,
     with_input,
 )
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import MAX_FOUND_CHARACTERS, Problem, shorten
 from trimtab.models.data.ranked_answers import ANSWERS, PLACED
 from trimtab.models.data.readers import Source
 from trimtab.models.data.two_answers import (
@@ -49,6 +49,8 @@ from trimtab.models.data.two_answers import (
 )
 
 MAX_UNKNOWN: Final = 1000
+MAX_KNOWN: Final = 1000
+"""Sets of columns for which is kept what reads them."""
 NUM_EXAMPLES: Final = 5
 NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
 WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
@@ -94,11 +96,13 @@ class _Waiting:
 class _Form:
     """A preset for rows of some columns.
 
-    columns: what the row calls the preset's. ignored: those that the preset does not read.
+    columns: what the row calls the preset's; named: what the user's file calls these and those of
+    the source's `columns`. ignored: those that the preset does not read.
     """
 
     preset: Preset
     columns: dict[str, str]
+    named: dict[str, str]
     ignored: tuple[str, ...]
 
 
@@ -146,7 +150,7 @@ class RowReader:
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
         self._forms: dict[tuple[str, ...], list[_Form]] = {}
-        self._compares: dict[tuple[str, ...], list[Compare]] = {}
+        self._compares: dict[tuple[tuple[str, ...], ...], list[Compare]] = {}
         self._files: dict[str, _File] = defaultdict(_File)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
@@ -168,6 +172,8 @@ class RowReader:
             allowed = f"at most {MAX_COLUMNS:,}"
             return Problem("out_of_range", None, f"{len(values):,} fields", allowed)
         for name, value in values.items():
+            if not isinstance(value, list | dict):
+                continue
             lists = value.values() if isinstance(value, dict) else (value,)
             longest = max((len(each) for each in lists if isinstance(each, list)), default=0)
             if longest > MAX_VALUES and self._renamed.get(name, name) in COLUMNS:
@@ -180,15 +186,7 @@ class RowReader:
         if not isinstance(row, dict):
             return parse_row(row, self.render)
         seen = self._files[raw.file]
-        if self.columns:
-            seen.columns.update(row)
-            row = {own: value for own, value in row.items() if own not in self.columns} | {
-                own: row[theirs] for own, theirs in self.columns.items() if theirs in row
-            }
-            row = {name: value for name, value in row.items() if name not in self._renamed}
-        row = {name: None if _is_nan(value) else value for name, value in row.items()}
-        if raw.is_text:
-            row = {name: _typed(name, value) for name, value in row.items()}
+        row = self._named(row, raw.is_text, seen)
         form = self._form_of(row)
         if form is None:
             seen.num_unknown += 1
@@ -198,11 +196,7 @@ class RowReader:
             return self._unknown(raw.value)
         seen.is_known = True
         row = _renamed(row, form.columns)
-        mapped = Mapped(
-            {name: row[name] for name in METADATA if name in row},
-            columns=dict(self.columns)
-            | {own: self._their(name) for own, name in form.columns.items()},
-        )
+        mapped = Mapped({n: row[n] for n in METADATA if n in row}, columns=form.named)
         if form.preset.name in _UNPAIRED:
             parsed = self._pair_up(row, raw, number, mapped)
             parsed.format = form.preset.name
@@ -210,10 +204,10 @@ class RowReader:
             parsed = parse_row(row, self.render)
         else:
             parsed = _convert(form.preset, row, self.render, mapped)
-        parsed.ignored = tuple(
-            self._their(name) for name in form.ignored if name not in mapped.reads
-        )
-        _note_lacking(seen, raw, row, parsed, needs(form.preset))
+        ignored = (name for name in form.ignored if name not in mapped.reads)
+        parsed.ignored = tuple(map(self._their, ignored))
+        if seen.lacking != set():
+            _note_lacking(seen, raw, row, parsed, needs(form.preset))
         if raw.is_text:
             parsed.problems += _of_text(row)
         _rename(parsed, mapped.columns)
@@ -221,6 +215,18 @@ class RowReader:
         self._note_choices(seen, raw.value, parsed)
         parsed.is_against_scores = self._is_against_scores(raw.value, form.preset, parsed)
         return parsed
+
+    def _named(self, row: Row, is_text: bool, seen: _File) -> Row:
+        """A row with the names that the source's `columns` give, and without NaN."""
+        if self.columns:
+            seen.columns.update(row)
+            row = {own: value for own, value in row.items() if own not in self.columns} | {
+                own: row[theirs] for own, theirs in self.columns.items() if theirs in row
+            }
+            row = {name: value for name, value in row.items() if name not in self._renamed}
+        if nans := [name for name, value in row.items() if _is_nan(value)]:
+            row = row | dict.fromkeys(nans)
+        return {name: _typed(name, value) for name, value in row.items()} if is_text else row
 
     def _their(self, name: str) -> str:
         """What the user's file calls one of Trimtab's columns."""
@@ -231,6 +237,8 @@ class RowReader:
         keys = tuple(row)
         forms = self._forms.get(keys)
         if forms is None:
+            if len(self._forms) == MAX_KNOWN:
+                self._forms.clear()
             forms = self._forms[keys] = list(self._forms_of(keys))
         for form in forms:
             matches = form.preset.matches
@@ -246,11 +254,14 @@ class RowReader:
             if columns is not None:
                 known = {*columns.values(), *preset.reads, *METADATA}
                 others = {own: name for own, name in columns.items() if own != name}
-                yield _Form(preset, others, tuple(str(key) for key in keys if key not in known))
+                named = {own: self._their(name) for own, name in others.items()}
+                ignored = tuple(str(key) for key in keys if key not in known)
+                yield _Form(preset, others, dict(self.columns) | named, ignored)
 
     def _note(self, seen: _File, preset: Preset, parsed: ParsedRow, mapped: Mapped) -> None:
         """Keep of a row what can be judged over its file only."""
-        unclear = next((each for each in parsed.problems if each.reason == "ambiguous_label"), None)
+        problems = parsed.problems
+        unclear = next((p for p in problems if p.reason == "ambiguous_label"), None)
         is_placed = parsed.is_ranking and preset.name in _IN_ORDER
         form = _BY_PLACE if is_placed or (unclear and preset.name == "ranked") else preset.name
         if unclear is not None:
@@ -268,12 +279,15 @@ class RowReader:
             seen.told |= {mapped.code} if mapped.is_told else set()
             seen.is_numbered |= column == "label"
             seen.is_numbered |= is_told_by_number([*parsed.answer_fields, ""])
-        is_apart = any(problem.reason == "no_common_prompt" for problem in parsed.problems)
-        seen.apart += parsed.format == "implicit" and is_apart
-        seen.implicit += parsed.format == "implicit" and not is_apart
+        if parsed.format == "implicit":
+            is_apart = any(problem.reason == "no_common_prompt" for problem in problems)
+            seen.apart += is_apart
+            seen.implicit += not is_apart
 
     def _note_choices(self, seen: _File, row: Row, parsed: ParsedRow) -> None:
         """Keep what columns that are not read say of which answer is better."""
+        if not parsed.ignored:
+            return
         if self.format == "auto" and "winner" not in self.columns and not parsed.problems:
             other = other_choice(row, parsed.ignored, parsed.answer_fields, parsed.is_tie)
             if other is not None and seen.ambiguous is None:
@@ -288,12 +302,15 @@ class RowReader:
         """Whether a pair's own scores or margin prefer the answer that is labelled worse."""
         if parsed.problems or parsed.is_ranking or len(parsed.answer_fields) != 2:
             return None
-        key = (*parsed.answer_fields, *map(str, row))
+        key = parsed.answer_fields, tuple(row)
         if key not in self._compares:
+            if len(self._compares) == MAX_KNOWN:
+                self._compares.clear()
             votes = getattr(preset.convert, "counts", None) or ()
             columns = [name for name in row if name not in votes]
             self._compares[key] = own_scores(columns, *parsed.answer_fields)
-        return is_against(row, self._compares[key])
+        compares = self._compares[key]
+        return is_against(row, compares) if compares else None
 
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
@@ -370,11 +387,11 @@ class RowReader:
         """The one problem of a file that has rows, with what would make it readable."""
         raw = seen.examples[0]
         shown = [
-            f"{name if name.isprintable() else repr(name)}: {type(value).__name__} {_short(value)}"
-            for name, value in ((str(name), value) for name, value in raw.value.items())
+            f"{_shown(str(name))}: {type(value).__name__} {_short(value)}"
+            for name, value in islice(raw.value.items(), NUM_COLUMNS_SHOWN)
         ]
-        more = len(shown) - NUM_COLUMNS_SHOWN
-        shown = [*shown[:NUM_COLUMNS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        more = len(raw.value) - len(shown)
+        shown += [f"and {more} more"] if more > 0 else []
         found = f"columns {', '.join(shown) or 'none'}"
         if absent:
             found += f"; preferences.columns names {', '.join(map(repr, absent))}, which no row has"
@@ -523,7 +540,7 @@ def _name(place: str, names: Mapping[str, str]) -> str:
 
 def _is_nan(value: Any) -> bool:
     """Whether this is what pandas writes for an absent value."""
-    return isinstance(value, float) and math.isnan(value)
+    return type(value) is float and math.isnan(value)
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -552,6 +569,11 @@ def _of_text(row: Row) -> list[Problem]:
         for name, value in row.items()
         if name in COLUMNS and isinstance(value, str) and WRITTEN_BY_PYTHON.match(value)
     ]
+
+
+def _shown(name: str) -> str:
+    """A column's name: as it is, where it can be printed and is none of a damaged file."""
+    return name if name.isprintable() and len(name) <= MAX_FOUND_CHARACTERS else shorten(name)
 
 
 def _short(value: Any) -> str:

@@ -219,3 +219,16 @@ def test_what_lies_in_s3_is_brought_here_first(
     )
     assert main(["look", "s3://mine/other.jsonl"]) == 2
     assert "nothing is at s3://mine/other.jsonl" in capsys.readouterr().err
+
+
+def test_ignored_columns_and_labels_against_scores_are_told_in_few_words(
+    folder: Path, look: Look, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"margin": n - 2, f"x{n}": 1} for n, row in enumerate(PAIRS * 20)]
+    (folder / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, (found,) = look("many.jsonl")
+    assert (found["against_scores"], len(found["ignored_columns"])) == (2, 121)
+    assert main(["look", "many.jsonl"]) == 0
+    told = capsys.readouterr().out
+    assert "2 have a label against their own scores" in told
+    assert "'x38' (1), and 81 more\n" in told

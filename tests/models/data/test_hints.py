@@ -125,6 +125,11 @@ def test_no_columns_are_proposed_that_would_turn_the_labels_round(
     assert "name the columns" not in problem_of(write_rows(given))
 
 
+def test_names_of_columns_of_a_damaged_file_are_shortened(write_rows: WriteRows) -> None:
+    told = problem_of(write_rows([{"a" * 100_000: 1, "b_C" * 100_000: 2, "text": "x"}]))
+    assert len(told) < 2000 and "text: str 'x'" in told
+
+
 @pytest.mark.parametrize(
     "table",
     [
