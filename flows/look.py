@@ -72,6 +72,7 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "forms": {
             form: {"rows": count, "what": _form(form, given.columns)}
             for form, count in report.rows_by_format.most_common()
+            if not broken
         },
         "rows": {
             "read": rows.rows_read,
@@ -89,7 +90,7 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "with": _optional(look.pairs),
         "ignored_columns": dict(report.ignored_fields.most_common()),
         "ignored_files": report.ignored_files,
-        "examples": [_example(pair) for pair in _of_different_rows(look.pairs)],
+        "examples": [] if broken else [_example(pair) for pair in _of_different_rows(look.pairs)],
         "problems": first_of_each(broken or look.bad_rows, as_option=True),
         "columns": dict(columns.columns) if columns is not None else None,
     }
@@ -172,7 +173,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
     places = [f"{n:,} {name}" for name, n in values["rows"].items() if n and name != "read"]
     whole = "" if values["is_whole"] else ", there are more: --all reads them"
     yield _line("rows", f"{read:,} looked at{whole}; {', '.join(places) or 'none used'}")
-    if values["pairs"]:
+    if values["is_readable"]:
         yield _line("pairs", "; ".join(_of_pairs(values)))
     if values["ignored_columns"]:
         ignored = values["ignored_columns"]

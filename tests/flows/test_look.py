@@ -232,3 +232,11 @@ def test_ignored_columns_and_labels_against_scores_are_told_in_few_words(
     told = capsys.readouterr().out
     assert "2 have a label against their own scores" in told
     assert "'x38' (1), and 81 more\n" in told
+
+
+def test_nothing_is_shown_as_understood_of_labels_that_cannot_be_told(look: Look) -> None:
+    rows = [{"prompt": f"p{n}", "response_a": "c", "response_b": "r", "winner": n} for n in (0, 1)]
+    Path("mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    status, (found,) = look("mine.jsonl")
+    assert (status, found["examples"], found["forms"]) == (2, [], {})
+    assert "ambiguous_columns in field 'winner'" in found["problems"][0]
