@@ -52,6 +52,18 @@ _SEPARATOR_LINE: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 # A list of objects; the same under "data"; objects written over several lines.
 _ARRAY: Final = re.compile(rb'\s*(?P<opening>(?:\{\s*"data"\s*:\s*)?\[)\s*[\{\]]')
 _OBJECTS: Final = re.compile(rb'\s*\{[ \t\r]*\n\s*"')
+# JSON in a file that is called a table.
+_JSON: Final = re.compile(rb'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
+# How files start that are no texts: what they are, and what to do.
+_NO_TEXTS: Final = {
+    b"PK\x03\x04": (
+        "a zip archive, as workbooks of Excel are",
+        "a table saved as CSV, or unpacked",
+    ),
+    b"PAR1": ("Parquet", "Parquet in a file ending in .parquet"),
+    b"ARROW1": ("Arrow", "Arrow in a file ending in .arrow"),
+    b"\x1f\x8b": ("a file that is packed twice", "one that is packed once"),
+}
 _DAMAGED: Final = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -120,10 +132,13 @@ def _too_large(label: str, error: TooLargeError, after: int) -> SourceError:
 
 def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
     name = path.name.lower()
-    for kind, delimiter in DELIMITERS.items():
-        if name.endswith(tuple(kind + packed for packed in PACKED)):
-            return _read_table(stream, label, delimiter)
     start = stream.peek(CHUNK_BYTES).removeprefix(BOM)
+    for magic, (what, allowed) in _NO_TEXTS.items():
+        if start.startswith(magic):
+            raise SourceError(label, 0, Problem("unreadable_source", None, what, allowed))
+    for kind, delimiter in DELIMITERS.items():
+        if name.endswith(tuple(kind + packed for packed in PACKED)) and not _JSON.match(start):
+            return _read_table(stream, label, delimiter)
     if found := _ARRAY.match(start):
         return _read_values(stream, label, found["opening"].decode())
     if _OBJECTS.match(start):
@@ -320,6 +335,8 @@ def _row_of_table(row: list[str], header: list[str], label: str, line: int, raw:
             raw.decode("utf-8")
         except UnicodeDecodeError as error:
             problem = _utf8_problem(error)
+    while len(row) > len(header) and not row[-1]:  # separators at the end of a line
+        row.pop()
     if problem is None and len(row) != len(header):
         found, allowed = f"{len(row)} values: {shorten(row)}", f"{len(header)}, as in the header"
         problem = Problem("not_csv", None, found, allowed)

@@ -210,6 +210,8 @@ def two_answers(row: Row) -> tuple[str, str] | None:
 
 def _what_is_missing(row: Row, presets: Sequence[Preset], asked: str) -> str:
     """What a row that nothing reads seems to be, and what it lacks."""
+    if asked == "auto" and (within := _rows_within(row)) is not None:
+        return within
     texts, pair = _texts(row), two_answers(row)
     sides = [own for own in ("chosen", "rejected") if _by_word(own, row)]
     scores = [name for name in row if _is_score(name, row[name])]
@@ -237,6 +239,22 @@ def _what_is_missing(row: Row, presets: Sequence[Preset], asked: str) -> str:
     lacks_ = [name for name in needs(near) if name not in row]
     lacking = f"which lacks {', '.join(lacks_)}" if lacks_ else "whose values are of another type"
     return f"the nearest is {near.name} ({', '.join(needs(near))}), {lacking}"
+
+
+def _rows_within(row: Row) -> str | None:
+    """What is said of a row whose values, or lists of them, are rows themselves."""
+    known = {name for preset in PRESETS for name in needs(preset)}
+    for name, value in row.items():
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, dict) and isinstance(first.get("row"), dict):  # the hub's API
+            first = first["row"]
+        if isinstance(first, dict) and len(known & {*first}) > 1:
+            what = "a list of rows" if isinstance(value, list) else "an object"
+            return (
+                f"{name!r} holds {what} with {', '.join(sorted(known & {*first}))}: write each "
+                "such row as an object of its own, one a line"
+            )
+    return None
 
 
 def _by_word(own: str, row: Row) -> str | None:

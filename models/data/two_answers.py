@@ -323,17 +323,17 @@ def place_of(value: Any, answers: Sequence[Answer]) -> tuple[int | None, float |
     for place, (column, *_) in enumerate(answers):
         if value == column or (words(value) and words(value) == words(column)):
             return place, None
-    named = {
-        place
-        for place, (_, name, text, model) in enumerate(answers)
+    named: set[int | None] = {
+        index
+        for index, (_, name, text, model) in enumerate(answers)
         if value in (text, model)
         or (words(value) and words(value) in (words(name), words(model or "")))
     }
-    place, code = _place_of_words(value, answers)
-    found = named | ({place} - {None})
+    told, code = _place_of_words(value, answers)
     if named:
+        found = named | ({told} - {None})
         return (found.pop() if len(found) == 1 else None), None
-    return place, code
+    return told, code
 
 
 def _place_of_words(value: str, answers: Sequence[Answer]) -> tuple[int | None, float | None]:

@@ -87,6 +87,9 @@ def test_unpaired_data_are_told_by_their_label(write_rows: WriteRows) -> None:
 
 
 LACKING = [
+    ([{"train": rows(*NATIVE)}], "'train' holds a list of rows with chosen, prompt, rejected"),
+    ([{"rows": [{"row": row} for row in rows(*NATIVE)]}], "'rows' holds a list of rows with"),
+    ([{"prompt": "Q", "pair": {"chosen": "a", "rejected": "b"}}], "'pair' holds an object with"),
     (rows("text", score=3), "a text and a score ('score') a row are pointwise data"),
     (rows("prompt", "response", reward=.1), "a text and a score ('reward') a row are pointwise"),
     (rows("prompt", "response_a"), "these rows have no label"),

@@ -52,6 +52,8 @@ KINDS: list[tuple[str, bytes, list[int] | None]] = [
     ("a.jsonl.xz", lzma.compress(LINES), None),
     ("a.ndjson.zst", pyarrow.compress(LINES, codec="zstd", asbytes=True), None),
     ("a.json", json.dumps(ROWS).encode(), None),
+    ("lines.csv", LINES, None),
+    ("list.tsv", json.dumps(ROWS).encode(), None),
     ("utf8.json", b"\xef\xbb\xbf" + json.dumps(ROWS, ensure_ascii=False).encode(), None),
     ("pretty.json", json.dumps(ROWS, indent=2).encode(), [5 * n + 2 for n in range(700)]),
     ("data.json", json.dumps({"data": ROWS, "version": 1}).encode(), None),
@@ -226,6 +228,9 @@ def test_what_separates_cells_is_told_by_the_first_rows(
 
 
 BROKEN = [
+    ("book.csv", b"PK\x03\x04" + bytes(40), "a zip archive, as workbooks of Excel are"),
+    ("twice.jsonl.gz", gzip.compress(gzip.compress(LINES)), "a file that is packed twice"),
+    ("table.jsonl", b"PAR1" + bytes(40), "Parquet in a file ending in .parquet"),
     ("open.json", b'[\n{"a": 1},\n{"a": 2}', "not closed"),
     ("cut.json", b'[\n{"a": 1},\n{"a": ', "within a value"),
     ("comma.json", b'[\n{"a": 1}\n{"a": 2}]', "where a comma"),
@@ -289,3 +294,11 @@ def test_damaged_files_are_rows_or_an_error(tmp_path: Path, kind: str, seed: int
             assert report.total.rows_read == len(pairs) + len(bad)
             outcomes.add("read")
     assert "read" in outcomes and len(outcomes) > 1
+
+
+def test_empty_cells_behind_the_last_column_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("prompt;chosen;rejected\nQ;a;b;;\nR;c;d\nS;e;f;;g\nT;h;i;\n")
+    pairs, (bad,), _ = load_preferences([Source(str(path))], on_bad_rows="quarantine")
+    assert [pair.prompt for pair in pairs] == ["Q", "R", "T"]
+    assert (bad.line, bad.reason) == (4, "not_csv")
