@@ -61,9 +61,12 @@ SCORE_TOKEN = {
     True: (
         "The score is read at the end token `{token}`, which the tokenizer puts behind every text, "
         "once. So pipelines, TRL's `reward_funcs` (text and messages), RewardBench and Trimtab's "
-        "`--reward-model` give this score. A prompt by itself stays open: an empty response is "
-        "written `{token}`, and a prompt and a response are a pair of texts (`text_pair`) only "
-        "where the prompt ends as the chat template's prompts do, or in `Assistant:`."
+        "`--reward-model` give this score. A text that ends as a prompt does stays open: an empty "
+        "response is written `{token}`, and a prompt and a response are a pair of texts "
+        "(`text_pair`) only where the prompt ends as the chat template's prompts do, or in "
+        "`Assistant:`. TRL gives text without it, and gets of an empty completion what the model "
+        "says at the prompt's last token, which it was not trained for: give TRL messages, which "
+        "the chat template always ends."
     ),
     False: (
         "The score is read at the end token `{token}`, which the tokenizer puts behind a text or a "
