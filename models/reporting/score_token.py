@@ -58,6 +58,7 @@ SPLIT_OFF = (
     '{%- set closing = closing | map(attribute="text") | join("\\n") -%}{%- endif -%}'
     "{%- endif -%}"
 )
+DIGIT = re.compile(r"[0-9]")
 GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # transformers' own tag
 
 
@@ -140,8 +141,10 @@ def _prompt_end(template: str) -> str:
 def _ended_by_normalizer(backend: dict[str, Any], end: str, open_ends: list[str]) -> dict[str, Any]:
     """A tokenizer.json that ends every text but those that end in `open_ends`."""
     added = [{**token, "normalized": True} for token in backend.get("added_tokens", [])]
-    # A token by itself is the token: the normalizer is asked for its text, too.
-    alone = [rf"\A{re.escape(token['content'])}" for token in added if token["content"] != end]
+    # A token by itself is the token: the normalizer is asked for its text, too. With any digits,
+    # as it is slow to ask of each of thousands of numbered tokens whether it is any of them.
+    others = [re.escape(token["content"]) for token in added if token["content"] != end]
+    alone = dict.fromkeys(rf"\A{DIGIT.sub(r'[0-9]', text)}" for text in others)
     excepted = "|".join([*map(re.escape, open_ends), *alone])
     pattern = rf"{re.escape(end)}\s*\z|\z(?<!{excepted})"
     ending = {"type": "Replace", "pattern": {"Regex": pattern}, "content": end}

@@ -31,7 +31,7 @@ from trimtab.infra.tracking.model_folder import SCORER, make_model_folder
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer, save_model
 from trimtab.models.reporting.export import export_scorer
 from trimtab.models.reporting.model_card import Exported, model_card
-from trimtab.models.reporting.score_token import MARK
+from trimtab.models.reporting.score_token import MARK, end_texts
 from trimtab.models.training.external_scorer import ExternalScorer
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import score_texts
@@ -301,3 +301,16 @@ def test_a_prompt_and_tokens_by_themselves_stay_as_they_are(tmp_path: Path) -> N
     again = tmp_path / "again"
     tokenizer.save_pretrained(again)
     assert AutoTokenizer.from_pretrained(again)("a").input_ids == own("a<|im_end|>").input_ids
+
+
+def test_numbered_tokens_are_few_patterns(tmp_path: Path) -> None:
+    """A tokenizer that has thousands of them, as Gemma's, is loaded in time."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(3000)], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path)
+    assert end_texts(tmp_path)["is_always_appended"]
+    ended = AutoTokenizer.from_pretrained(tmp_path)
+    assert ended("<unused2999>").input_ids == tokenizer("<unused2999>").input_ids
+    assert ended("a<unused7>").input_ids == [*tokenizer("a<unused7>").input_ids, 1]
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert len(backend["normalizer"]["pattern"]["Regex"]) < 500
