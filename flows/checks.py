@@ -46,7 +46,7 @@ from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
 from trimtab.models.data.token_lengths import share_over_tokens
 from trimtab.models.estimates.machine import GIB, Machine
-from trimtab.models.estimates.shapes import ModelShape, PlanError, UntrainableError, shape_of
+from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
 from trimtab.models.judge.constitutions import (
     PACKAGED,
     ConstitutionError,
@@ -106,7 +106,7 @@ def check_installed(config: RunConfig, found: Findings) -> None:
     if config.ensemble.cross_fitted is not None:
         base = ModelConfig(base=config.ensemble.cross_fitted.base)
         _check_model("ensemble.cross_fitted.base", config.ensemble.cross_fitted.base, found)
-        _trained_shape("ensemble.cross_fitted.base", base, found)
+        _count_layers("ensemble.cross_fitted.base", base, found)
     for model in config.ensemble.reward_models:
         _check_model("ensemble.reward_models", model, found)
         _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
@@ -368,22 +368,24 @@ def _check_reward_model(name: str, folder: Path, found: Findings) -> None:
         )
 
 
-def _trained_shape(name: str, model: ModelConfig, found: Findings) -> ModelShape | None:
-    """The shape of a model that is to be trained; None of one that cannot be, or is not here."""
+def _count_layers(name: str, model: ModelConfig, found: Findings) -> int | None:
+    """The layers of a model that is to be trained; None of one that cannot be, or is not here."""
     try:
-        return shape_of(model, name)
+        shape = shape_of(model, name)
     except UntrainableError as error:
         found.mistakes.append(str(error))
     except PlanError:
         pass
+    else:
+        found.missing += [f"{name}: {each}" for each in missing_files(model)]
+        return shape.num_layers
     return None
 
 
 def _check_layers(config: RunConfig, found: Findings) -> None:
-    shape = _trained_shape("sft.model.base", config.sft.model, found)
-    if shape is None:
-        return
-    found.mistakes += layer_mistakes(config, shape.num_layers)
+    num_layers = _count_layers("sft.model.base", config.sft.model, found)
+    if num_layers is not None:
+        found.mistakes += layer_mistakes(config, num_layers)
 
 
 def _not_installed(config: RunConfig) -> Iterator[str]:

@@ -185,6 +185,10 @@ def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
 
 # Base models by name, from the `config.json` that their authors publish, so that planning needs
 # neither a download nor the package.
+BASE_FILES = {
+    "weights": ("*.safetensors", "*.bin"),
+    "tokenizer": ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json"),
+}
 KNOWN_SHAPES = {
     "mistralai/Mistral-7B-v0.1": gated_decoder(
         vocab_size=32000,
@@ -256,6 +260,18 @@ def shape_of(
         raise UntrainableError(f"{field}: {path}: {untrainable}")
     assert shape is not None
     return shape
+
+
+def missing_files(config: ModelConfig) -> list[str]:
+    """What a base model's folder lacks beside its configuration; nothing of any other base."""
+    folder = Path(config.base or "").expanduser()
+    if config.base is None or not (folder / "config.json").is_file():
+        return []
+    return [
+        f"found no {what} in the folder {config.base!r}; allowed: {', '.join(names)}"
+        for what, names in BASE_FILES.items()
+        if not any(any(folder.glob(name)) for name in names)
+    ]
 
 
 def _small_llama(config: ModelConfig) -> ModelShape:

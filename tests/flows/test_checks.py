@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,6 +215,26 @@ def test_a_base_that_cannot_be_trained_is_refused_before_work_begins(
             f"trimtab: {setting}: model/config.json: found model_type 'granite', of which "
             "transformers has no AutoModelForSequenceClassification; allowed: an architecture that"
         )
+
+
+def test_a_base_s_folder_has_its_weights_and_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it was found by the stage that loads them; a plan takes the configuration alone."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 30}
+    config |= {"intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 300}
+    Path("model/config.json").write_text(json.dumps(config))
+    given = ["run", RECIPE, "sft.model.base=./model", 'preferences.sources=["good.jsonl"]']
+
+    def refused() -> list[str]:
+        assert main(given) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        return re.findall(r"sft.model.base: found no (\w+) in the folder './model'", said)
+
+    assert refused() == ["weights", "tokenizer"]
+    assert main([*given, "--dry-run"]) == 0
+    assert "found no weights in the folder" in " ".join(capsys.readouterr().out.split())
+    Path("model/model.safetensors").touch()
+    Path("model/tokenizer_config.json").touch()
+    assert refused() == ["tokenizer"]
 
 
 def test_what_is_not_installed_is_said_with_the_whole_command(
