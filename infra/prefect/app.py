@@ -53,7 +53,7 @@ def create_app() -> App:
     from prefect.settings import get_current_settings
 
     secret = get_current_settings().server.api.auth_string
-    return checked(create_prefect(), secret and secret.get_secret_value())
+    return checked(create_prefect(), None if secret is None else secret.get_secret_value())
 
 
 def checked(app: App, login: str | None = None) -> App:
@@ -73,8 +73,8 @@ def checked(app: App, login: str | None = None) -> App:
         limit = MAX_CREATED if creates else MAX_BODY
         request = await received(receive, limit)
         if request is None:
-            fault = f"the body is larger than {limit} bytes, or took more than {BODY_SECONDS:.0f} s"
-            await _refuse(send, 413, fault)
+            large = f"the body is larger than {limit} bytes, or took more than {BODY_SECONDS:.0f} s"
+            await _refuse(send, 413, large)
         elif creates and (fault := fault_of(request.get("body", b""))):
             await _refuse(send, 422, fault)
         else:

@@ -30,8 +30,11 @@ def _answered(headers: list[tuple[bytes, bytes]], receive: asgi.Receive) -> int:
     async def send(message: asgi.Message) -> None:
         statuses.append(message.get("status", statuses[-1:]))
 
-    scope = {"type": "http", "method": "POST", "path": "/api/flow_runs/", "headers": headers}
-    asyncio.run(checked(app, LOGIN)(scope, receive, send))
+    async def ask() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/api/flow_runs/", "headers": headers}
+        await checked(app, LOGIN)(scope, receive, send)
+
+    asyncio.run(ask())
     return int(statuses[0])
 
 
