@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.formats import ParsedRow
-from trimtab.models.data.messages import Render, as_given
+from trimtab.models.data.messages import GIVEN, Render
 from trimtab.models.data.problems import (
     NUM_KEPT,
     BadRow,
@@ -320,7 +320,7 @@ def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
     if not parsed.messages:
         return None
     start, *sides = (
-        [{name: plain(value) for name, value in as_given(message).items()} for message in each]
+        [message if GIVEN not in message else plain(message[GIVEN]) for message in each]
         for each in parsed.messages
     )
     return Dialogues(start, sides[better], sides[worse])

@@ -2,7 +2,7 @@
 
 A message is {"role": "system" | "user" | "assistant" | "tool", "content": str}. Content in parts
 of type text is joined; an assistant's `tool_calls` become text behind its content. One that came
-with more than that has it all under GIVEN (`as_given`), which no text is made of. Without a chat
+with more than that has it all under GIVEN, which no text is made of. Without a chat
 template messages are rendered as Anthropic's HH-RLHF data is written: "\\n\\nHuman: ..." and
 "\\n\\nAssistant: ...", the prompt ending in "\\n\\nAssistant:" and the answer starting with the
 space that follows.
@@ -193,12 +193,6 @@ def _read(message: Message) -> dict[str, str]:
 def say_the_same(message: Message, other: Message) -> bool:
     """Whether two messages are read alike."""
     return _read(message) == _read(other)
-
-
-def as_given(message: Message) -> dict[str, Any]:
-    """A message with all that it came with; content in parts is the text that they make."""
-    found: dict[str, Any] = message.get(GIVEN, message)
-    return found
 
 
 def _joined(place: str, parts: list[Any]) -> tuple[str, Problem | None]:
