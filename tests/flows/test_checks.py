@@ -217,6 +217,7 @@ def test_a_base_that_cannot_be_trained_is_refused_before_work_begins(
         )
 
 
+@pytest.mark.slow
 def test_a_base_s_folder_has_its_weights_and_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     """Where it was found by the stage that loads them; a plan takes the configuration alone."""
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 30}
