@@ -30,7 +30,8 @@ async def received(receive: Receive, limit: int | None = None) -> Message | None
                 if limit is not None and len(body) > limit:
                     body, is_over = bytearray(), True
                 if not message.get("more_body"):
-                    return None if is_over else {"type": "http.request", "body": bytes(body)}
+                    whole = {"type": "http.request", "body": bytes(body), "more_body": False}
+                    return None if is_over else whole
     except TimeoutError:
         return None
     return message
