@@ -181,7 +181,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _utf8_problem(error: UnicodeDecodeError) -> Problem:
     around = error.object[max(0, error.start - 20) : error.end + 20]
-    return Problem("invalid_utf8", None, f"{around!r} at byte {error.start}", "UTF-8 text")
+    allowed = "UTF-8 text: save the file as UTF-8, or leave the row out"
+    return Problem("invalid_utf8", None, f"{around!r} at byte {error.start}", allowed)
 
 
 def _read_values(stream: Any, label: str, opening: str) -> Iterator[RawRow]:

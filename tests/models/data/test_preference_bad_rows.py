@@ -171,7 +171,7 @@ def test_the_quarantine_file_keeps_row_and_reason(write_rows: WriteRows, tmp_pat
         "reason": "invalid_utf8",
         "field": None,
         "found": repr(broken) + " at byte 15",
-        "allowed": "UTF-8 text",
+        "allowed": "UTF-8 text: save the file as UTF-8, or leave the row out",
         "also": [],
         "row": repr(broken),
     }
