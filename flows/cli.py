@@ -25,7 +25,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
 from trimtab.flows.exit_handling import exit_on_closed_output, exit_on_signals
-from trimtab.flows.ui import serve_pages
 from trimtab.infra.settings import Settings, SettingsError
 
 FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")
@@ -719,6 +718,8 @@ def ui(
     mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
 ) -> None:
     """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
+    from trimtab.flows.ui import serve_pages
+
     serve_pages(_start(), host, port, mlflow_port)
 
 
