@@ -37,11 +37,14 @@ _LOADERS = ("load_policy", "load_scorer", "load_critic", "new_scorer", "build_po
 class LiveBytes(TorchDispatchMode):
     """Inside, `peaks` has the most bytes that have lived in each `phase`.
 
-    While it is not `counting`, what is made does not count, then or later.
+    While it is not `counting`, what is made does not count, then or later. While models are loaded
+    no garbage of reference cycles is collected: when Python does so differs from run to run, and
+    it counts for as long as it may live.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        gc.disable()
         self.phase, self.live, self.counting = "loading", 0, True
         self.peaks: dict[str, int] = defaultdict(int)
         self._sizes: dict[int, int] = {}  # of storages that live
@@ -73,6 +76,11 @@ class LiveBytes(TorchDispatchMode):
 
     def begin(self, phase: str) -> None:
         """From now on it is another phase."""
+        if phase == "loading":
+            gc.disable()
+        elif self.phase == "loading":
+            gc.enable()
+            gc.collect()
         self.phase = phase
         self.peaks[phase] = max(self.peaks[phase], self.live)
 
