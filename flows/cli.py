@@ -442,7 +442,7 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
         judges=judges_of(judge or (), judge_pairs),
     )
     changes = commands.with_budget(changes, budget, settings)
-    changes = commands.with_encoder(changes, encoder)
+    changes = commands.change_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
     found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
     gate = gate_of_audit(found, fail_over, max_refused)

@@ -248,7 +248,7 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
     return merged_changes(changes, added)
 
 
-def with_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
+def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
     """The changes of an audit whose voters on sentence embeddings have another encoder."""
     if encoder is None:
         return changes
@@ -289,7 +289,7 @@ def run_audit(
         found["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
     lines = [f"annotated pairs: {found['pairs']}"]
     if earlier is not None:
-        numbers, said = _beside_baseline(earlier, found)
+        numbers, said = _compare_with_baseline(earlier, found)
         lines += said
         found["baseline"] = numbers
     if changed := list(changes_made(found)):
@@ -301,7 +301,7 @@ def run_audit(
     return found
 
 
-def _beside_baseline(
+def _compare_with_baseline(
     earlier: dict[bytes, bool], found: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """How an audit differs from an earlier one, as numbers and in words."""

@@ -90,7 +90,7 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "with": _optional(look.pairs),
         "ignored_columns": dict(report.ignored_fields.most_common()),
         "ignored_files": report.ignored_files,
-        "examples": [] if broken else [_example(pair) for pair in _of_different_rows(look.pairs)],
+        "examples": [] if broken else [_example(pair) for pair in _first_pairs(look.pairs)],
         "problems": first_of_each(broken or look.bad_rows, as_option=True),
         "columns": dict(columns.columns) if columns is not None else None,
     }
@@ -114,7 +114,7 @@ def _optional(pairs: Sequence[PreferencePair]) -> dict[str, int]:
     return {name: sum(getattr(pair, name) is not None for pair in pairs) for name in names}
 
 
-def _of_different_rows(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+def _first_pairs(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
     first: dict[str, PreferencePair] = {}
     for pair in pairs:
         first.setdefault(pair.source, pair)
@@ -174,7 +174,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
     whole = "" if values["is_whole"] else ", there are more: --all reads them"
     yield _line("rows", f"{read:,} looked at{whole}; {', '.join(places) or 'none used'}")
     if values["is_readable"]:
-        yield _line("pairs", "; ".join(_of_pairs(values)))
+        yield _line("pairs", "; ".join(_pair_counts(values)))
     if values["ignored_columns"]:
         ignored = values["ignored_columns"]
         names = [f"{shorten(name)} ({n:,})" for name, n in islice(ignored.items(), NUM_IGNORED)]
@@ -195,7 +195,7 @@ def _line(name: str, text: str) -> str:
     return f"  {name:<9} {text}"
 
 
-def _of_pairs(values: Mapping[str, Any]) -> Iterator[str]:
+def _pair_counts(values: Mapping[str, Any]) -> Iterator[str]:
     yield f"{values['pairs']:,}"
     for name, what in (
         ("repeated", "repeat an earlier one"),

@@ -165,8 +165,8 @@ class Reconciler:
         """Do for every run what the rules say, and end the tasks of runs that have ended."""
         recent = {"after_": self.now - HORIZON}
         for run in [
-            *self._runs({"state": _of_types("RUNNING", "PENDING")}),
-            *self._runs({"state": _of_types("CRASHED"), "end_time": recent}),
+            *self._runs({"state": _has_type("RUNNING", "PENDING")}),
+            *self._runs({"state": _has_type("CRASHED"), "end_time": recent}),
         ]:
             try:
                 self._follow_rules(run)
@@ -178,7 +178,7 @@ class Reconciler:
         found: list[FlowRun] = []
         while len(found) % _PAGE == 0:
             page = self.client.read_flow_runs(
-                flow_run_filter=_of_ours(condition), limit=_PAGE, offset=len(found)
+                flow_run_filter=_our_runs(condition), limit=_PAGE, offset=len(found)
             )
             found += page
             if not page:
@@ -255,11 +255,11 @@ class Reconciler:
         """
         ended = {"before_": self.now - timedelta(seconds=60), "after_": self.now - HORIZON}
         left = self.client.read_task_runs(
-            flow_run_filter=_of_ours(
-                {"state": _of_types("FAILED", "CANCELLED"), "end_time": ended}
+            flow_run_filter=_our_runs(
+                {"state": _has_type("FAILED", "CANCELLED"), "end_time": ended}
             ),
             task_run_filter=TaskRunFilter.model_validate(
-                {"state": _of_types("PENDING", "RUNNING", "SCHEDULED")}
+                {"state": _has_type("PENDING", "RUNNING", "SCHEDULED")}
             ),
         )
         for task in left:
@@ -267,12 +267,12 @@ class Reconciler:
             self.client.set_task_run_state(task.id, to, force=True)
 
 
-def _of_ours(condition: dict[str, Any]) -> FlowRunFilter:
+def _our_runs(condition: dict[str, Any]) -> FlowRunFilter:
     ours = {"tags": {"all_": [TAG]}, "deployment_id": {"is_null_": False}}
     return FlowRunFilter.model_validate({**ours, **condition})
 
 
-def _of_types(*types: str) -> dict[str, Any]:
+def _has_type(*types: str) -> dict[str, Any]:
     return {"type": {"any_": list(types)}}
 
 

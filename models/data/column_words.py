@@ -98,13 +98,13 @@ def own_scores(columns: Iterable[str], better: str, worse: str) -> list[Compare]
         if len(ours) == len(theirs) and len(sides) == 1 and sides[0][0] in parts and sign:
             other = names.get(tuple(sides[0][1] if part == sides[0][0] else part for part in parts))
             if other is not None:
-                found.append(_of_two(name, other, sign))
+                found.append(_compare_two(name, other, sign))
         elif is_labelled and _is_margin(set(parts)):
-            found.append(_of_margin(name))
+            found.append(_compare_margin(name))
         elif is_labelled and CHOICES & set(parts):
-            found.append(_of_choice(name))
+            found.append(_compare_choice(name))
         elif is_labelled and sign and not {"chosen", "rejected"} & set(parts):
-            found.append(_of_both(name, sign))
+            found.append(_compare_in_one(name, sign))
     return found
 
 
@@ -119,11 +119,11 @@ def _sign(parts: Sequence[str], answers: set[tuple[str, ...]]) -> int:
     return -1 if LOWER & set(parts) else int(bool(HIGHER & set(parts)))
 
 
-def _of_two(first: str, second: str, sign: int) -> Compare:
+def _compare_two(first: str, second: str, sign: int) -> Compare:
     return lambda row: _difference([row.get(first), row.get(second)], sign)
 
 
-def _of_both(name: str, sign: int) -> Compare:
+def _compare_in_one(name: str, sign: int) -> Compare:
     def compare(row: Row) -> float | None:
         value = list_of(row.get(name))
         if isinstance(value, dict):
@@ -133,7 +133,7 @@ def _of_both(name: str, sign: int) -> Compare:
     return compare
 
 
-def _of_choice(column: str) -> Compare:
+def _compare_choice(column: str) -> Compare:
     def compare(row: Row) -> float | None:
         value = row.get(column)
         if not isinstance(value, str):
@@ -146,7 +146,7 @@ def _of_choice(column: str) -> Compare:
     return compare
 
 
-def _of_margin(name: str) -> Compare:
+def _compare_margin(name: str) -> Compare:
     return lambda row: _difference([row.get(name), 0], 1)
 
 

@@ -18,7 +18,7 @@ from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.audit_gate import gate_of_audit
 from trimtab.flows.cli import main
-from trimtab.flows.commands import changes_of_audit, files_and_overrides, with_encoder
+from trimtab.flows.commands import change_encoder, changes_of_audit, files_and_overrides
 from trimtab.flows.config import load_config, require_flow
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.overrides import apply_changes
@@ -383,12 +383,12 @@ def test_another_encoder_is_that_of_all_voters_on_sentence_embeddings() -> None:
     states = {"kind": "linear", "encoder": "smollm2-135m-instruct"}
     usual = [{"kind": "style"}, {"kind": "nearest"}, states]
     for changes in ({}, {"embedding_models": usual}):
-        found = apply_changes(recipe_named("audit"), with_encoder(changes, "lab/multilingual"))
+        found = apply_changes(recipe_named("audit"), change_encoder(changes, "lab/multilingual"))
         encoders = [each.encoder for each in found.embedding_models]
         own = ["smollm2-135m-instruct"] if changes else []
         assert encoders == ["lab/multilingual"] * (len(encoders) - len(own)) + own
         assert [each.kind for each in found.embedding_models][:1] == ["style"]
-    assert with_encoder({}, None) == {}
+    assert change_encoder({}, None) == {}
 
 
 def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
