@@ -11,12 +11,13 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, islice
 from typing import Any, Final
 
 from trimtab.models.data.column_words import Compare, is_against, own_scores
+from trimtab.models.data.file_notes import MAX_UNKNOWN, UNPAIRED, FileNotes
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
@@ -30,8 +31,6 @@ from trimtab.models.data.presets import (
     BY_NAME,
     COLUMNS,
     FORMATS,
-    KTO,
-    KTO_MESSAGES,
     METADATA,
     NATIVE,
     PRESETS,
@@ -39,25 +38,14 @@ from trimtab.models.data.presets import (
     with_input,
 )
 from trimtab.models.data.problems import MAX_FOUND_CHARACTERS, Problem, shorten
-from trimtab.models.data.ranked_answers import ANSWERS, PLACED
+from trimtab.models.data.ranked_answers import ANSWERS
 from trimtab.models.data.readers import Source
-from trimtab.models.data.two_answers import (
-    NUMBERED,
-    code_of_choice,
-    is_told_by_number,
-    other_choice,
-)
 
-MAX_UNKNOWN: Final = 1000
 MAX_KNOWN: Final = 1000
 """Sets of columns for which is kept what reads them."""
-NUM_EXAMPLES: Final = 5
 NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
 WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
 _NUMBERS: Final = frozenset({"rating", "votes_chosen", "votes_rejected", "votes_equal"})
-_UNPAIRED: Final = frozenset({KTO.name, KTO_MESSAGES.name})
-_IN_ORDER: Final = ("native", "alpaca-ranking")
-_BY_PLACE: Final = "by place"
 
 
 class ColumnsError(ValueError):
@@ -106,35 +94,6 @@ class _Form:
     ignored: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _File:
-    """What was seen of a file: whether a row's form was known, columns, and a row that was not.
-
-    examples: rows that were not read. lacking: columns that no row of a known form has, though that
-    needs them. forms: of good rows. ambiguous: the first problem of a row whose answers could be
-    ordered in several ways, and its form. codes: numbers in a column of winners, and which column;
-    told: those that named one; is_numbered: the answers' columns have numbers. scores: the columns
-    that ordered the answers of a row. choices: codes in columns that say which answer is better,
-    beside chosen and rejected. implicit, apart: rows of two texts that start with one prompt, and
-    that do not.
-    """
-
-    is_known: bool = False
-    num_unknown: int = 0
-    columns: set[str] = field(default_factory=set)
-    examples: list[RawRow] = field(default_factory=list)
-    lacking: set[str] | None = None
-    forms: set[str] = field(default_factory=set)
-    ambiguous: tuple[str, Problem] | None = None
-    codes: dict[float, str] = field(default_factory=dict)
-    told: set[float] = field(default_factory=set)
-    is_numbered: bool = False
-    choices: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    scores: str = ""
-    implicit: int = 0
-    apart: int = 0
-
-
 class RowReader:
     """Reads the rows of one source by its `format` and `columns`. Raises ColumnsError.
 
@@ -151,7 +110,7 @@ class RowReader:
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
         self._forms: dict[tuple[str, ...], list[_Form]] = {}
         self._compares: dict[tuple[tuple[str, ...], ...], list[Compare]] = {}
-        self._files: dict[str, _File] = defaultdict(_File)
+        self._files: dict[str, FileNotes] = defaultdict(FileNotes)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
     @property
@@ -190,14 +149,14 @@ class RowReader:
         form = self._form_of(row)
         if form is None:
             seen.num_unknown += 1
-            _keep(seen, raw)
+            seen.keep(raw)
             if seen.num_unknown == MAX_UNKNOWN and not seen.is_known:
                 self.given_up.add(raw.file)
             return self._unknown(raw.value)
         seen.is_known = True
         row = _renamed(row, form.columns)
         mapped = Mapped({n: row[n] for n in METADATA if n in row}, columns=form.named)
-        if form.preset.name in _UNPAIRED:
+        if form.preset.name in UNPAIRED:
             parsed = self._pair_up(row, raw, number, mapped)
             parsed.format = form.preset.name
         elif form.preset.convert is None:
@@ -207,16 +166,18 @@ class RowReader:
         ignored = (name for name in form.ignored if name not in mapped.reads)
         parsed.ignored = tuple(map(self._their, ignored))
         if seen.lacking != set():
-            _note_lacking(seen, raw, row, parsed, needs(form.preset))
+            seen.note_lacking(raw, row, parsed, needs(form.preset))
         if raw.is_text:
             parsed.problems += _of_text(row)
         _rename(parsed, mapped.columns)
-        self._note(seen, form.preset, parsed, mapped)
-        self._note_choices(seen, raw.value, parsed)
+        scores = ", ".join(map(self._their, sorted(mapped.reads))) if mapped.reads else ""
+        seen.note(form.preset, parsed, mapped, scores)
+        if self.format == "auto":
+            seen.note_choices(raw.value, parsed, "winner" in self.columns)
         parsed.is_against_scores = self._is_against_scores(raw.value, form.preset, parsed)
         return parsed
 
-    def _named(self, row: Row, is_text: bool, seen: _File) -> Row:
+    def _named(self, row: Row, is_text: bool, seen: FileNotes) -> Row:
         """A row with the names that the source's `columns` give, and without NaN."""
         if self.columns:
             seen.columns.update(row)
@@ -257,46 +218,6 @@ class RowReader:
                 named = {own: self._their(name) for own, name in others.items()}
                 ignored = tuple(str(key) for key in keys if key not in known)
                 yield _Form(preset, others, dict(self.columns) | named, ignored)
-
-    def _note(self, seen: _File, preset: Preset, parsed: ParsedRow, mapped: Mapped) -> None:
-        """Keep of a row what can be judged over its file only."""
-        problems = parsed.problems
-        unclear = next((p for p in problems if p.reason == "ambiguous_label"), None)
-        is_placed = parsed.is_ranking and preset.name in _IN_ORDER
-        form = _BY_PLACE if is_placed or (unclear and preset.name == "ranked") else preset.name
-        if unclear is not None:
-            seen.ambiguous = seen.ambiguous or (form, unclear)
-        elif is_placed and seen.scores:
-            allowed = f"{seen.scores}, as earlier rows of the file have, or {PLACED}"
-            parsed.problems.append(Problem("ambiguous_label", None, "no scores", allowed))
-        if not parsed.problems:
-            seen.forms.add(form)
-            if preset.name == "ranked":
-                seen.scores = seen.scores or ", ".join(map(self._their, sorted(mapped.reads)))
-        if mapped.code is not None and len(seen.codes) < MAX_UNKNOWN:
-            column = "label" if preset.name in _UNPAIRED else "winner"
-            seen.codes[mapped.code] = mapped.columns.get(column, column)
-            seen.told |= {mapped.code} if mapped.is_told else set()
-            seen.is_numbered |= column == "label"
-            seen.is_numbered |= is_told_by_number([*parsed.answer_fields, ""])
-        if parsed.format == "implicit":
-            is_apart = any(problem.reason == "no_common_prompt" for problem in problems)
-            seen.apart += is_apart
-            seen.implicit += not is_apart
-
-    def _note_choices(self, seen: _File, row: Row, parsed: ParsedRow) -> None:
-        """Keep what columns that are not read say of which answer is better."""
-        if not parsed.ignored:
-            return
-        if self.format == "auto" and "winner" not in self.columns and not parsed.problems:
-            other = other_choice(row, parsed.ignored, parsed.answer_fields, parsed.is_tie)
-            if other is not None and seen.ambiguous is None:
-                seen.ambiguous = parsed.format, other
-        if self.format == "auto" and parsed.answer_fields == ("chosen", "rejected"):
-            codes = ((name, code_of_choice(name, row.get(name))) for name in parsed.ignored)
-            for name, code in codes:
-                if code is not None:
-                    seen.choices[name].add(code)
 
     def _is_against_scores(self, row: Row, preset: Preset, parsed: ParsedRow) -> bool | None:
         """Whether a pair's own scores or margin prefer the answer that is labelled worse."""
@@ -375,7 +296,7 @@ class RowReader:
             absent = [name for name in self.columns.values() if name not in seen.columns]
             if seen.examples and (seen.lacking or not seen.is_known):
                 found[file] = self._describe(seen, absent)
-            elif (problem := _of_whole(seen, is_whole=is_whole)) is not None:
+            elif (problem := seen.problem(is_whole=is_whole)) is not None:
                 found[file] = problem
             elif absent and is_whole:
                 allowed = f"columns of the file: {shorten(sorted(seen.columns))}"
@@ -383,7 +304,7 @@ class RowReader:
                 found[file] = Problem("unknown_columns", None, shown, allowed)
         return found
 
-    def _describe(self, seen: _File, absent: list[str]) -> Problem:
+    def _describe(self, seen: FileNotes, absent: list[str]) -> Problem:
         """The one problem of a file that has rows, with what would make it readable."""
         raw = seen.examples[0]
         shown = [
@@ -409,58 +330,6 @@ class RowReader:
         advice = hint(row, self.format, raw.is_text, try_columns)
         columns = tuple((given | advice.columns).items()) if advice.columns else ()
         return Problem("unknown_columns", None, found, advice.text, columns)
-
-
-def _note_lacking(
-    seen: _File, raw: RawRow, row: Row, parsed: ParsedRow, needed: Sequence[str]
-) -> None:
-    """Keep which of a form's columns no row so far has."""
-    absent = {each.field or "" for each in parsed.problems if each.reason == "missing_field"}
-    absent &= {*needed} - {*row}
-    seen.lacking = absent if seen.lacking is None else seen.lacking & absent
-    if seen.lacking:
-        _keep(seen, raw)
-
-
-def _keep(seen: _File, raw: RawRow) -> None:
-    if len(seen.examples) < NUM_EXAMPLES:
-        seen.examples.append(raw)
-
-
-def _of_whole(seen: _File, *, is_whole: bool) -> Problem | None:
-    """What only all rows of a file show: their answers could be ordered in more ways than one."""
-    if seen.ambiguous is not None:
-        form, problem = seen.ambiguous
-        if form in seen.forms or not seen.forms:
-            return dataclasses.replace(problem, reason="ambiguous_columns")
-    column = next(iter(seen.codes.values()), None)
-    if seen.told and len(seen.codes) > len(seen.told):
-        found = f"numbers that may be of a scale: {shorten(sorted(seen.codes))}"
-        allowed = NUMBERED if seen.forms - _UNPAIRED else "true and false, or 1 and 0"
-        return Problem("ambiguous_columns", column, found, allowed)
-    if is_whole and len(seen.told) == 1 and not seen.is_numbered:
-        found = f"{min(seen.told):g} in every row that names the winner by a number"
-        return Problem("ambiguous_columns", column, found, NUMBERED)
-    if unclear := [name for name, codes in seen.choices.items() if len(codes) > 1]:
-        codes = " and ".join(map(str, sorted(seen.choices[unclear[0]])))
-        allowed = (
-            "chosen and rejected alone to say which answer is better; preferences.format=native if "
-            "they do, whatever this column says"
-        )
-        return Problem(
-            "ambiguous_columns", unclear[0], f"{codes} beside chosen and rejected", allowed
-        )
-    if seen.scores and _BY_PLACE in seen.forms:
-        found = f"rows with {seen.scores}, and before them rows without"
-        allowed = f"{seen.scores} in every row, or {PLACED}"
-        return Problem("ambiguous_columns", seen.scores, found, allowed)
-    if seen.implicit and seen.apart > seen.implicit:
-        found = (
-            f"no prompt; {seen.apart:,} of {seen.apart + seen.implicit:,} rows start differently"
-        )
-        allowed = 'a column with the prompt: preferences.columns={"prompt": "..."}'
-        return Problem("unknown_columns", "prompt", found, allowed)
-    return None
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
