@@ -29,6 +29,7 @@ static: $(INSTALLED)
 	@echo "== format"; $(BIN)/ruff format --check .
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
+	@echo "== lines by room"; $(BIN)/python -m tests.tools.architecture --check docs/architecture.md
 	@echo "== types"; $(BIN)/mypy
 	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
 	@echo "== style sheets and scripts"; $(BIOME) check --error-on-warnings
