@@ -105,9 +105,9 @@ def _proposals(row: Row, presets: Sequence[Preset]) -> Iterator[dict[str, str]]:
         if all(found.values()):
             yield _changed(found)
     labelled = [("labelled", columns) for columns in _labelled(row)]
-    by_words = [("native", _by_words(NATIVE, row)), *labelled]
+    by_words = [("native", _columns_by_words(NATIVE, row)), *labelled]
     if two_answers(row) is None:
-        by_words.append(("kto", _by_words(KTO, row)))
+        by_words.append(("kto", _columns_by_words(KTO, row)))
     names = {preset.name for preset in presets}
     for form, found in by_words:
         if form in names and found:
@@ -136,7 +136,7 @@ def _digits(text: str) -> str:
     return "".join(filter(str.isdigit, text))
 
 
-def _by_words(preset: Preset, row: Row) -> dict[str, str | None]:
+def _columns_by_words(preset: Preset, row: Row) -> dict[str, str | None]:
     """What a row calls a preset's columns, by words of their names; empty where one is missing.
 
     The prompt is then the only text that is left, or is not told apart from the answers.
@@ -213,7 +213,7 @@ def _what_is_missing(row: Row, presets: Sequence[Preset], asked: str) -> str:
     if asked == "auto" and (within := _rows_within(row)) is not None:
         return within
     texts, pair = _texts(row), two_answers(row)
-    sides = [own for own in ("chosen", "rejected") if _by_word(own, row)]
+    sides = [own for own in ("chosen", "rejected") if _column_by_word(own, row)]
     scores = [name for name in row if _is_score(name, row[name])]
     if asked == "auto" and len(sides) == 1 and pair is None:
         lacks = {"chosen": "rejected", "rejected": "chosen"}[sides[0]]
@@ -257,7 +257,7 @@ def _rows_within(row: Row) -> str | None:
     return None
 
 
-def _by_word(own: str, row: Row) -> str | None:
+def _column_by_word(own: str, row: Row) -> str | None:
     near = _misspelt(own, row)
     return near or next((name for name in _texts(row) if _WORDS[own] & set(words(name))), None)
 

@@ -19,8 +19,8 @@ from trimtab.models.data.ranked_answers import (
     MAX_ANSWERS,
     ScoredList,
     answers_in,
-    by_scores,
     has_order,
+    order_by_scores,
 )
 from trimtab.models.data.two_answers import (
     MULTIPREF_PEOPLE,
@@ -547,8 +547,8 @@ PRESETS: Final = (
         _has_key("answers", "rank"),
     ),
     Preset(
-        "ranked", "answers with scores or ranks", ("prompt", "responses", "scores"), by_scores,
-        ("ranks", "tie"), has_order, find=answers_in,
+        "ranked", "answers with scores or ranks", ("prompt", "responses", "scores"),
+        order_by_scores, ("ranks", "tie"), has_order, find=answers_in,
     ),
     Preset(
         "best-first", "answers in their order, whatever other columns say", ("prompt", "responses"),

@@ -108,7 +108,7 @@ def has_order(row: Row) -> bool:
     return given is not None and bool(_orderings(row, given))
 
 
-def by_scores(row: Row, mapped: Mapped) -> None:
+def order_by_scores(row: Row, mapped: Mapped) -> None:
     """Order `responses` by the row's scores or ranks; what could order them otherwise is refused.
 
     Where the user's `columns` name `scores` or `ranks` nothing else is asked.

@@ -168,7 +168,7 @@ class RowReader:
         if seen.lacking != set():
             seen.note_lacking(raw, row, parsed, needs(form.preset))
         if raw.is_text:
-            parsed.problems += _of_text(row)
+            parsed.problems += _text_problems(row)
         _rename(parsed, mapped.columns)
         scores = ", ".join(map(self._their, sorted(mapped.reads))) if mapped.reads else ""
         seen.note(form.preset, parsed, mapped, scores)
@@ -431,7 +431,7 @@ def _are_answers(values: Sequence[Any]) -> bool:
     return all(isinstance(each, str | dict | list) for each in values)
 
 
-def _of_text(row: Row) -> list[Problem]:
+def _text_problems(row: Row) -> list[Problem]:
     """Cells that hold a message list as Python writes it, which would be read as plain text."""
     return [
         Problem("wrong_type", name, shorten(value), 'a message list as JSON: [{"role": ...}]')

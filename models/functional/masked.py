@@ -92,7 +92,7 @@ def logprobs_of(logits: Tensor, labels: Tensor) -> Tensor:
         )
     if labels.dtype != torch.long:
         raise ShapeError(f"logprobs_of: labels must be torch.long, found {labels.dtype}")
-    logits = _at_least_float32(logits)
+    logits = _widen_to_float32(logits)
     picked = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     # One reduced tensor instead of a second (..., V): half the peak memory of log_softmax.
     return picked - torch.logsumexp(logits, dim=-1)
@@ -107,14 +107,14 @@ def entropy_of(logits: Tensor) -> Tensor:
     """
     if logits.ndim == 0 or logits.shape[-1] == 0:
         raise ShapeError(f"entropy_of: logits must be (..., V), found {tuple(logits.shape)}")
-    logits = _at_least_float32(logits)
+    logits = _widen_to_float32(logits)
     probabilities = torch.softmax(logits, dim=-1)
     # A forbidden token has p log p = 0, but 0 * -inf is NaN: give it any finite logit here.
     finite = logits.masked_fill(logits == -torch.inf, 0.0)
     return torch.logsumexp(logits, dim=-1) - (probabilities * finite).sum(-1)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def _widen_to_float32(x: Tensor) -> Tensor:
     """Raise half-precision tensors to float32; leave float32 and float64 as they are."""
     require_floating("logits", logits=x)
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -102,7 +102,7 @@ def pair_metrics(chosen_scores: Tensor, rejected_scores: Tensor) -> dict[str, Te
     }
 
 
-def per_prompt_weight(weight: Tensor, prompt: Tensor) -> Tensor:
+def weight_per_prompt(weight: Tensor, prompt: Tensor) -> Tensor:
     """Weights under which a prompt counts once, however many pairs it has [InstructGPT eq. 1].
 
     w_p / (number of pairs of p's prompt), which is K (K - 1) / 2 where all of K responses are
@@ -112,9 +112,9 @@ def per_prompt_weight(weight: Tensor, prompt: Tensor) -> Tensor:
     Returns (P,), in weight's unit.
     Raises ShapeError for other shapes or prompts that are not long.
     """
-    require_shape("per_prompt_weight", 1, weight=weight, prompt=prompt)
+    require_shape("weight_per_prompt", 1, weight=weight, prompt=prompt)
     if prompt.dtype != torch.long:
-        raise ShapeError(f"per_prompt_weight: prompt must be torch.long, found {prompt.dtype}")
+        raise ShapeError(f"weight_per_prompt: prompt must be torch.long, found {prompt.dtype}")
     _, place, count = prompt.unique(return_inverse=True, return_counts=True)
     return weight / count[place]
 

@@ -490,7 +490,7 @@ def log_probs(bench: Bench) -> None:
     def own() -> torch.Tensor:
         return token_logprobs(NarrowProduct.apply(hidden, head), tokens, 1.0)[0]
 
-    def of_trl() -> torch.Tensor:
+    def run_trl() -> torch.Tensor:
         from trl.kernels import ChunkedLogProbFunction
 
         result: torch.Tensor = ChunkedLogProbFunction.apply(
@@ -498,7 +498,7 @@ def log_probs(bench: Bench) -> None:
         )[0]
         return result
 
-    def of_liger() -> torch.Tensor:
+    def run_liger() -> torch.Tensor:
         liger = importlib.import_module("liger_kernel.transformers.functional")
         found = liger.liger_fused_linear_cross_entropy(hidden, head, tokens, reduction="none")
         return -(found[0] if isinstance(found, tuple) else found)
@@ -509,7 +509,7 @@ def log_probs(bench: Bench) -> None:
             for part, own_tokens in zip(hidden.detach().split(256), tokens.split(256), strict=True)
         ]
     )[:, 0]
-    for name, function in {"own": own, "trl.kernels": of_trl, "liger": of_liger}.items():
+    for name, function in {"own": own, "trl.kernels": run_trl, "liger": run_liger}.items():
         try:
             gap = float((function().detach().double() - places).norm() / places.norm())
             if bench.device == "cuda":

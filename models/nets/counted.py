@@ -210,7 +210,7 @@ def kept_of(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _as_usual(shape: dict[str, Any]) -> dict[str, Any]:
+def _usual_shape(shape: dict[str, Any]) -> dict[str, Any]:
     """What is kept where no pass tells, at least that of a gated decoder: of each matrix that a
     token passes its input and output, and attention's and the norms'."""
     hidden = shape["hidden_size"]
@@ -232,10 +232,10 @@ def counted(path: Path) -> dict[str, Any]:
     try:
         kept = kept_of(with_fused_layers(model.eval()))
     except (ValueError, TypeError) as error:  # training would raise it too
-        kept = _as_usual(shape)
+        kept = _usual_shape(shape)
         reason = reason or f"found model_type {config.model_type!r}: {error}"
     except (NotImplementedError, RuntimeError):  # the meta device cannot do all
-        kept = _as_usual(shape)
+        kept = _usual_shape(shape)
     for layer, numbers in zip(shape["layers"], kept["layers"], strict=True):
         layer["kept_wide"], layer["kept_narrow"] = numbers
     return {"shape": {**shape, "kept_once": kept["once"]}, "untrainable": reason}

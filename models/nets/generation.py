@@ -245,8 +245,8 @@ class _StaticRows:
         if self.sampling.top_p == 1.0:
             chosen = _hit(_running_sums(self.drawn_from), uniform)
         else:
-            candidates = _in_order(self.drawn_from) if from_all else self.likely
-            chosen = _in_nucleus(*candidates, self.sampling.top_p, uniform)
+            candidates = _sorted_by_probability(self.drawn_from) if from_all else self.likely
+            chosen = _draw_from_nucleus(*candidates, self.sampling.top_p, uniform)
         found = chosen, *_logprobs_and_entropies(self.scaled, self.probabilities, chosen)
         for own, values, nothing in zip(self.own, found, (_NONE, 0.0, 0.0), strict=True):
             own.index_copy_(0, self.number, values.masked_fill(self.finished, nothing)[None])
@@ -299,8 +299,8 @@ def _choose(probabilities: Tensor, rows: _Rows, sampling: Sampling, draw: Tensor
         return _hit(_running_sums(drawn_from), draw)
     candidates = _most_likely(drawn_from)
     if not bool((candidates[0].sum(-1) >= sampling.top_p).all()):
-        candidates = _in_order(drawn_from)
-    return _in_nucleus(*candidates, sampling.top_p, draw)
+        candidates = _sorted_by_probability(drawn_from)
+    return _draw_from_nucleus(*candidates, sampling.top_p, draw)
 
 
 def _penalised(
@@ -314,7 +314,7 @@ def _penalised(
     return (torch.where(seen, penalised, logits) / sampling.temperature).softmax(-1)
 
 
-def _in_nucleus(ordered: Tensor, index: Tensor, top_p: float, draw: Tensor) -> Tensor:
+def _draw_from_nucleus(ordered: Tensor, index: Tensor, top_p: float, draw: Tensor) -> Tensor:
     """The token (B,) that a draw (B,) hits in the nucleus of probabilities (B, K) in order."""
     cumulated = _running_sums(ordered)
     last = (cumulated - ordered < top_p).sum(-1) - 1
@@ -355,6 +355,6 @@ def _most_likely(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     return probabilities.topk(max(1, min(MOST_LIKELY, probabilities.shape[1] // 4)))
 
 
-def _in_order(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+def _sorted_by_probability(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Each row (B, V) in order, and its tokens."""
     return probabilities.sort(dim=-1, descending=True)

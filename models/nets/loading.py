@@ -209,13 +209,13 @@ def load_critic(folder: Path) -> PreTrainedModel:
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Weights as safetensors, configuration and tokenizer, in one `save_pretrained` folder."""
-    with _without_deepspeed():
+    with _deepspeed_switched_off():
         model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 
 
 @contextmanager
-def _without_deepspeed() -> Iterator[None]:
+def _deepspeed_switched_off() -> Iterator[None]:
     """Inside, accelerate does not load DeepSpeed (four seconds) to see if a model is its engine.
 
     Where DeepSpeed is not loaded, no model is.

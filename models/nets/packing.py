@@ -144,7 +144,7 @@ def encode(
     beginning (the last turns matter most), too long a response its end, so that prompt plus
     longest response fits `max_length`.
     """
-    answers = [[_without_end(text, tokenizer) for text in own] for own in responses]
+    answers = [[_strip_end(text, tokenizer) for text in own] for own in responses]
     joint = _ids_of_each(
         tokenizer,
         [[p + text for text in own] for p, own in zip(prompts, answers, strict=True)],
@@ -174,7 +174,7 @@ def _ids_of_each(
     return [[next(ids) for _ in own] for own in texts]
 
 
-def _without_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _strip_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """A response without an end token of its own at its end."""
     end, stripped = str(tokenizer.eos_token), text.rstrip()
     return stripped.removesuffix(end) if stripped.endswith(end) else text

@@ -232,14 +232,14 @@ def refit_expected_reward(
     rows: of N prompts, each with equally many responses. categories: (N,) of the prompts.
     """
 
-    def of_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    def encode_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
         count, hidden = len(batch.lengths), hidden_states(model, batch)
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
         states = hidden[batch.prompt_end.view(count, -1)[:, 0]]
         return states, (rewards - expected).view(count, -1).mean(1)
 
-    states, error = (found.double() for found in map_rows(rows, of_rows))
+    states, error = (found.double() for found in map_rows(rows, encode_rows))
     left, values, right = torch.linalg.svd(states, full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
@@ -327,13 +327,13 @@ def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tup
     """Mean reward of each row's responses, and e(x) of its prompt: (N,) each; ranks share."""
     model.eval()
 
-    def of_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    def encode_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
         rewards, expected = reward_heads(model, batch)
         assert expected is not None
         shape = (len(batch.lengths), -1)
         return rewards.view(shape).mean(1), expected.view(shape)[:, 0]
 
-    mean, expected = map_rows(rows, of_rows)
+    mean, expected = map_rows(rows, encode_rows)
     return mean.cpu(), expected.cpu()
 
 
@@ -356,8 +356,8 @@ def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
     policy = load_policy(folder / "model", is_frozen=True).eval()
 
-    def of_pairs(batch: PackedBatch) -> tuple[Tensor]:
+    def score_pairs(batch: PackedBatch) -> tuple[Tensor]:
         logprobs, _, response_mask = response_logprobs(policy, batch)
         return (masked_mean(logprobs, response_mask, dim=1).view(-1, 2),)
 
-    return map_rows(pairs.rows, of_pairs)[0]
+    return map_rows(pairs.rows, score_pairs)[0]

@@ -44,7 +44,9 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
     summary = fit(
         model,
-        TrainingRows(pairs.rows, pairs.weight, arguments=partial(_of_pairs, pairs, ref_logprobs)),
+        TrainingRows(
+            pairs.rows, pairs.weight, arguments=partial(_pair_arguments, pairs, ref_logprobs)
+        ),
         _pair_loss(model, config),
         config.train,
         seed=config.seed,
@@ -68,7 +70,7 @@ def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, dep
     return logprob_rows(reference, pairs.rows)
 
 
-def _of_pairs(
+def _pair_arguments(
     pairs: Pairs, ref_logprobs: Tensor, indices: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The reference's log-probabilities (b, 2), label, margin and weight (b,) of b pairs."""
@@ -78,7 +80,7 @@ def _of_pairs(
 
 
 def _pair_loss(model: PreTrainedModel, config: DPOConfig) -> LossFunction:
-    """DPO's loss for `fit`, of pairs with what `_of_pairs` says of them."""
+    """DPO's loss for `fit`, of pairs with what `_pair_arguments` says of them."""
 
     def loss_function(
         batch: PackedBatch, arguments: tuple[Tensor, Tensor, Tensor, Tensor]

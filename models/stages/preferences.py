@@ -114,13 +114,13 @@ def _summary(
         "num_against_scores": account.against_scores,
         **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
         "share_chosen_longer": report.share_chosen_longer,
-        **_of_demonstrations(account),
+        **_demonstration_counts(account),
         "account": "; ".join([account.sentence(), *account.details()]),
         "warnings": " ".join(account.warnings()) or None,
     }
 
 
-def _of_demonstrations(account: RowAccount) -> dict[str, int]:
+def _demonstration_counts(account: RowAccount) -> dict[str, int]:
     """Counts of the given demonstrations."""
     found = account.demonstrations
     if not found:

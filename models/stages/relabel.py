@@ -118,17 +118,17 @@ def treated(
     if config.response_ratings:
         # Among pairs that are trained on, a person's verdict in its place.
         reviewed = apply_review(relabelled, **verdicts)
-        rated = by_response_ratings(pairs, reviewed, reviewed.weight * kept > 0)
+        rated = relabel_by_ratings(pairs, reviewed, reviewed.weight * kept > 0)
         relabelled = rated._replace(weight=relabelled.weight)
     if config.rating_margins is not None:
         relabelled = relabelled._replace(
-            margin=relabelled.margin + _of_ratings(config, pairs, relabelled)
+            margin=relabelled.margin + _rating_margin(config, pairs, relabelled)
         )
     relabelled = apply_review(relabelled, **verdicts)
     return relabelled._replace(weight=relabelled.weight * kept)
 
 
-def by_response_ratings(
+def relabel_by_ratings(
     pairs: Sequence[dict[str, Any]], relabelled: Relabel, counted: Tensor
 ) -> Relabel:
     """Labels by the ratings that a prompt's labels together give its responses.
@@ -189,7 +189,9 @@ def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
     return verdicts
 
 
-def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], relabelled: Relabel) -> Tensor:
+def _rating_margin(
+    config: RelabelConfig, pairs: list[dict[str, Any]], relabelled: Relabel
+) -> Tensor:
     """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
     assert config.rating_margins is not None
     rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])

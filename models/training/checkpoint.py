@@ -160,7 +160,7 @@ def _write(partial: Path, state: dict[str, Any], rank: int, num_ranks: int) -> N
     while parts and not all((partial / PART_FILE.format(r)).exists() for r in range(num_ranks)):
         time.sleep(0.01)  # a rank that fails instead ends this one
     with (partial / STATE_FILE).open("wb") as stream:  # torch's own file hides why it fails
-        torch.save(_mapped(state, _without_values), stream)
+        torch.save(_mapped(state, _shape_alone), stream)
     for path in partial.iterdir():
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -189,7 +189,7 @@ def _write_parts(path: Path, parts: dict[str, Part]) -> None:
     partial.rename(path)
 
 
-def _without_values(leaf: Any) -> Any:
+def _shape_alone(leaf: Any) -> Any:
     return {_PARTED: list(leaf.shape)} if isinstance(leaf, Part) else leaf
 
 

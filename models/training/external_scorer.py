@@ -105,7 +105,7 @@ class ExternalScorer:
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
             return dict(progress.follow(self._padded(texts), len(texts)))
         end = None if self.is_own else self.model.config.pad_token_id
-        ids = {each: _without_padding(text["input_ids"], end) for each, text in texts.items()}
+        ids = {each: _strip_padding(text["input_ids"], end) for each, text in texts.items()}
         rows = dict(_with_common_prefix(ids))
         places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Asked]] = {}
         for each, row in rows.items():
@@ -192,7 +192,7 @@ def _is_own(model: PreTrainedModel, folder: Path) -> bool:
     return is_tagged and model.config.id2label == {0: "reward"}
 
 
-def _without_padding(ids: list[int], padding: int | None) -> list[int]:
+def _strip_padding(ids: list[int], padding: int | None) -> list[int]:
     """Up to the last token that is no padding: where transformers' own models read the score."""
     end = len(ids)
     while end > 1 and ids[end - 1] == padding:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from trimtab.models.config.reward import ContrastiveConfig
 from trimtab.models.functional.contrastive import preference_differences, simcse_loss, swav_loss
-from trimtab.models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
+from trimtab.models.functional.reward import imitation_loss, ranking_loss, weight_per_prompt
 from trimtab.models.nets.packing import (
     Candidates,
     PackedBatch,
@@ -130,7 +130,7 @@ def pair_batches_of(
             )
         places.append(_places(row, members, pairs))
         example[members] = number
-    weight = per_prompt_weight(pairs.weight, example)
+    weight = weight_per_prompt(pairs.weight, example)
     total = weight.new_zeros(len(rows)).index_add(0, example, weight)
     return PairBatches(rows, total, places, pairs, weight, imitates)
 

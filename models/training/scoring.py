@@ -32,7 +32,7 @@ from trimtab.models.training.data import context_length
 
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     """Scores (N, k), on the host, of N rows with k responses each; ranks share the work out."""
-    return _of_responses(model, rows, response_scores)
+    return _map_responses(model, rows, response_scores)
 
 
 def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
@@ -44,10 +44,10 @@ def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     def total(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         return response_logprobs(model, batch)[0].sum(1)
 
-    return _of_responses(model, rows, total)
+    return _map_responses(model, rows, total)
 
 
-def _of_responses(
+def _map_responses(
     model: PreTrainedModel,
     rows: Sequence[Candidates],
     function: Callable[[PreTrainedModel, PackedBatch], Tensor],
@@ -162,11 +162,11 @@ def distinct_rows(rows: Sequence[Candidates]) -> list[Candidates]:
     return [
         row
         for prompt, own in responses.items()
-        for row in _in_rows(list(prompt), [list(each) for each in own])
+        for row in _split_into_rows(list(prompt), [list(each) for each in own])
     ]
 
 
-def _in_rows(prompt: list[int], responses: list[list[int]]) -> Iterator[Candidates]:
+def _split_into_rows(prompt: list[int], responses: list[list[int]]) -> Iterator[Candidates]:
     """Rows of as many responses as one pass holds, at least one."""
     row: list[list[int]] = []
     length = len(prompt)

@@ -224,7 +224,7 @@ def _dpo() -> Callable[[], object]:
     model, pairs = _policy(), _pairs(4)
 
     def arguments(indices: list[int]) -> tuple[Tensor, ...]:
-        return dpo._of_pairs(pairs, torch.zeros(4, 2), indices)
+        return dpo._pair_arguments(pairs, torch.zeros(4, 2), indices)
 
     data = TrainingRows(pairs.rows, pairs.weight, arguments=arguments)
     return _pass(model, dpo._pair_loss(model, DPOConfig()), data)

@@ -64,8 +64,8 @@ def written_like(prompts: Sequence[str], render: Render | None) -> Render:
             mark = each([{"role": "user", "content": _PROBE}]).rpartition(_PROBE)[2]
             if mark and 2 * sum(prompt.endswith(mark) for prompt in prompts) > len(prompts):
                 return each
-    return _by_itself
+    return _render_alone
 
 
-def _by_itself(messages: list[Message]) -> str:
+def _render_alone(messages: list[Message]) -> str:
     return messages[-1]["content"]

@@ -156,7 +156,7 @@ def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
 
     def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
-        old, advantages = _of_batch(beside, mask.shape[1])
+        old, advantages = _batch_targets(beside, mask.shape[1])
         loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)
         if config.entropy_coef > 0:
             bonus, more = entropy_loss(entropies, mask, config.entropy_clip)
@@ -171,7 +171,7 @@ def _critic_loss(critic: PreTrainedModel, config: PPOConfig) -> LossFunction:
 
     def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
         values, mask = response_values(critic, batch)
-        old, returns = _of_batch(beside, mask.shape[1])
+        old, returns = _batch_targets(beside, mask.shape[1])
         return value_loss(values, old, returns, mask, config.value_clip)
 
     return loss_function
@@ -186,7 +186,7 @@ def _training_rows(experience: Experience, first: Tensor, second: Tensor) -> Tra
     )
 
 
-def _of_batch(beside: Beside, length: int) -> tuple[Tensor, Tensor]:
+def _batch_targets(beside: Beside, length: int) -> tuple[Tensor, Tensor]:
     """Both values (n, length) of the batch's responses."""
     first, second, indices = beside
     return first[indices, :length], second[indices, :length]

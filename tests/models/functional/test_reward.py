@@ -8,9 +8,9 @@ import torch
 from trimtab.models.functional.checks import ShapeError
 from trimtab.models.functional.reward import (
     imitation_loss,
-    per_prompt_weight,
     ranking_loss,
     ranking_losses,
+    weight_per_prompt,
 )
 
 F64 = torch.float64
@@ -144,7 +144,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 def test_per_prompt_weight_by_hand() -> None:
     # Prompt 7 has three pairs (of three ranked responses), prompt 4 one, which counts for itself.
-    weight = per_prompt_weight(torch.tensor([1.0, 1.0, 3.0, 0.5]), torch.tensor([7, 7, 7, 4]))
+    weight = weight_per_prompt(torch.tensor([1.0, 1.0, 3.0, 0.5]), torch.tensor([7, 7, 7, 4]))
     assert weight.tolist() == pytest.approx([1 / 3, 1 / 3, 1, 0.5])
 
 
@@ -157,12 +157,12 @@ def test_a_prompt_counts_once_however_many_pairs_it_has() -> None:
     for number in (0, 5, 2):
         own = [loss for loss, where in zip(losses, prompt.tolist(), strict=True) if where == number]
         means.append(sum(own) / len(own))
-    weight = per_prompt_weight(torch.ones(9, dtype=F64), prompt)
+    weight = weight_per_prompt(torch.ones(9, dtype=F64), prompt)
     loss, _ = ranking_loss(chosen, rejected, weight=weight)
     assert loss.item() == pytest.approx(sum(means) / 3, abs=1e-12)
     # Where every prompt has one pair, nothing changes.
     given = torch.rand(9, dtype=F64)
-    assert per_prompt_weight(given, torch.randperm(9)).equal(given)
+    assert weight_per_prompt(given, torch.randperm(9)).equal(given)
 
 
 def test_imitation_by_hand() -> None:
@@ -200,9 +200,9 @@ def test_imitation_gradient() -> None:
 def test_wrong_shapes_of_the_further_terms_are_refused() -> None:
     x = torch.zeros(3)
     with pytest.raises(ShapeError, match=r"prompt \(2,\)"):
-        per_prompt_weight(x, torch.zeros(2).long())
+        weight_per_prompt(x, torch.zeros(2).long())
     with pytest.raises(ShapeError, match="prompt must be torch.long"):
-        per_prompt_weight(x, x)
+        weight_per_prompt(x, x)
     with pytest.raises(ShapeError, match="must be torch.bool"):
         imitation_loss(torch.zeros(2, 3), torch.ones(2, 3))
     with pytest.raises(ShapeError, match=r"weight \(3,\)"):

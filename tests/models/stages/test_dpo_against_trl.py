@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trimtab.models.config.policy import DPOConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import pack
-from trimtab.models.stages.dpo import _of_pairs, _pair_loss
+from trimtab.models.stages.dpo import _pair_arguments, _pair_loss
 from trimtab.models.training.data import read_pairs, read_rows
 from trimtab.models.training.scoring import logprob_rows
 
@@ -65,7 +65,9 @@ def test_loss_and_gradients_are_trls(
     tokenizer = load_tokenizer(policy / "model")
     pairs = read_pairs(folder, tokenizer, None)
     config = DPOConfig(beta=BETA, label_smoothing=smoothing)
-    arguments = _of_pairs(pairs, logprob_rows(reference, pairs.rows), list(range(len(pairs.rows))))
+    arguments = _pair_arguments(
+        pairs, logprob_rows(reference, pairs.rows), list(range(len(pairs.rows)))
+    )
     loss, _ = _pair_loss(model, config)(pack(pairs.rows), arguments)
     loss.backward()
     ours = {name: value.grad.clone() for name, value in model.named_parameters()}

@@ -18,7 +18,7 @@ from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.nets.loading import load_tokenizer
-from trimtab.models.stages.relabel import by_response_ratings
+from trimtab.models.stages.relabel import relabel_by_ratings
 from trimtab.models.training.data import read_pairs, read_rows, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
@@ -183,7 +183,7 @@ def _by_ratings(games: list[tuple[str, str, str]], flipped: Sequence[int] = ()) 
     is_flipped = torch.zeros(len(pairs), dtype=torch.bool)
     is_flipped[list(flipped)] = True
     counted = torch.ones(len(pairs), dtype=torch.bool)
-    return by_response_ratings(pairs, Relabel(is_flipped, ones, 0.5 * ones, ones), counted)
+    return relabel_by_ratings(pairs, Relabel(is_flipped, ones, 0.5 * ones, ones), counted)
 
 
 def test_labels_that_contradict_each_other_correct_each_other() -> None:
