@@ -37,9 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to pages of the root lead to their place in the site; widen the papers' table."""
-    if page.file.src_uri == "papers.md":
-        page.meta["hide"] = ["navigation", "toc"]
+    """Let links to pages of the root lead to their place in the site."""
     return re.sub(rf"\]\((?:\.\./)+({'|'.join(ROOT_PAGES)})", _to_root(page), markdown)
 
 

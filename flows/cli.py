@@ -698,15 +698,15 @@ def export(
 def papers(
     into: Annotated[
         Path | None,
-        Option(help="Write papers.md there, and a page for each exhibit to papers/."),
+        Option(help="Write papers.md there, and a page for each paper to papers/."),
     ] = None,
 ) -> None:
-    """Print all finished studies as one table in Markdown."""
-    from trimtab.models.studies.papers import cards_below, papers_page, write_pages
+    """Print all finished studies in Markdown, a table for each paper."""
+    from trimtab.models.studies.papers import all_tables, cards_below, write_pages
 
     reports = _start(is_written=False).home / "reports"
     if into is None:
-        print(papers_page(cards_below(reports)), end="")
+        print(all_tables(cards_below(reports)), end="")
     else:
         print(write_pages(reports, into))
 

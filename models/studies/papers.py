@@ -1,9 +1,8 @@
-"""docs/papers.md and a page for each exhibit, from the scorecards of the studies run."""
+"""docs/papers.md and a page for each paper, from the scorecards of the studies run."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +15,8 @@ from trimtab.models.studies.results import PRECISION, Cell, Status, precision_by
 # A study's scorecard.json.
 Card = Mapping[str, Any]
 SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
-HEADS = ("exhibit", "claim", "printed", "ours", "verdict", "command")
-NOTHING_PRINTED = ("no numbers", "not published")
+HEADS = ("exhibit", "claim", "recipe", "verdict")
 HUMAN_SCALES = ("hh-smollm2", "ukp-smollm2", "hh-7b")
-DEFAULTS = (" --scale default", " --seeds 2 3 4")
 
 
 def cards_below(folder: Path) -> dict[str, Card]:
@@ -29,7 +26,7 @@ def cards_below(folder: Path) -> dict[str, Card]:
 
 
 def keep(reports: Path, folder: Path) -> None:
-    """Copy scorecard and plots of each study among the reports, in place of what was kept of it.
+    """Copy scorecard and first plot of each study among the reports, in place of what was kept.
 
     What the same command left is the same study, whatever its folder was called.
     """
@@ -40,7 +37,8 @@ def keep(reports: Path, folder: Path) -> None:
                 shutil.rmtree(folder / other, ignore_errors=True)
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
-        for path in (reports / name / "scorecard.json", *(reports / name).glob("plots/*.svg")):
+        plots = sorted((reports / name).glob("plots/*.svg"))
+        for path in (reports / name / "scorecard.json", *plots[:1]):
             shutil.copy2(path, folder / name)
 
 
@@ -50,39 +48,56 @@ def write_pages(reports: Path, into: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     keep(reports, folder)
     cards = cards_below(folder)
-    for name, page in exhibit_pages(cards, folder).items():
-        (folder / name).write_text(page, encoding="utf-8")
+    for paper in TITLES:
+        (folder / f"{paper}.md").write_text(paper_page(paper, cards, folder), encoding="utf-8")
     path = into / "papers.md"
-    path.write_text(papers_page(cards, links=True), encoding="utf-8")
+    path.write_text(index_page(cards), encoding="utf-8")
     return path
 
 
-def papers_page(cards: Mapping[str, Card], links: bool = False) -> str:
-    """The table of all exhibits in Markdown; links: each leads to its page in papers/."""
-    parts = [HEADER.strip(), _markdown(SUMMARY_HEADS, _summary(cards))]
-    if any(_is_of_earlier_world(card) for card in cards.values()):
-        parts.insert(1, EARLIER_WORLD)
-    for paper, title in TITLES.items():
-        rows = [
-            row
-            for exhibit in EXHIBITS
-            if exhibit.paper == paper
-            for row in _rows(exhibit, _own(exhibit, cards).values(), links)
-        ]
-        parts += [f"## {title}", _markdown(HEADS, rows)]
+def index_page(cards: Mapping[str, Card]) -> str:
+    """How many studies of each paper ended how, in Markdown, with a link to the paper's page."""
+    rows = [
+        [f"[{title}](papers/{paper}.md)", *counts]
+        for (paper, title), counts in zip(TITLES.items(), _summary(cards), strict=True)
+    ]
+    return f"{HEADER.strip()}\n\n{_markdown(SUMMARY_HEADS, rows)}\n"
+
+
+def all_tables(cards: Mapping[str, Card]) -> str:
+    """The exhibits of all papers in Markdown, a table for each paper."""
+    return "\n\n".join(f"## {TITLES[paper]}\n\n{_table(paper, cards)}" for paper in TITLES) + "\n"
+
+
+def paper_page(paper: str, cards: Mapping[str, Card], folder: Path) -> str:
+    """A paper's exhibits in Markdown: a table of all, and a section for each that was run.
+
+    Plots lie in `folder`.
+    """
+    of_paper = {name: card for name, card in cards.items() if card["paper"] == paper}
+    parts = [f"# {TITLES[paper]}", "How to read this: [all papers](../papers.md)."]
+    if any(_is_of_earlier_world(card) for card in of_paper.values()):
+        parts.append(EARLIER_WORLD)
+    parts.append(_table(paper, cards, links=True))
+    for exhibit in EXHIBITS:
+        scales = _scales(exhibit, cards)
+        if exhibit.paper == paper and scales:
+            parts += _section(exhibit, scales, folder)
     return "\n\n".join(parts) + "\n"
 
 
-def exhibit_pages(cards: Mapping[str, Card], folder: Path) -> dict[str, str]:
-    """A page in Markdown, by file name, for every exhibit that was run; plots lie in `folder`."""
-    return {
-        f"{exhibit.slug}.md": _page(exhibit, own, folder)
+def _table(paper: str, cards: Mapping[str, Card], links: bool = False) -> str:
+    """A row for each exhibit of a paper and scale; links: each leads to its section."""
+    rows = [
+        row
         for exhibit in EXHIBITS
-        if (own := _own(exhibit, cards))
-    }
+        if exhibit.paper == paper
+        for row in _rows(exhibit, _scales(exhibit, cards).values(), links)
+    ]
+    return _markdown(HEADS, rows)
 
 
-def _own(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
+def _scales(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
     """The scorecards of one exhibit, by folder: one for each scale at which it was run."""
     return {
         folder: card
@@ -92,59 +107,52 @@ def _own(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
 
 
 def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
-    """How many studies of each paper ended how; exhibits that were not run."""
+    """Of each paper how many studies ended how, and how many exhibits were not run."""
     rows = []
-    for paper, title in TITLES.items():
-        own = [card for card in cards.values() if card["paper"] == paper]
-        run = {card["name"] for card in own}
-        missing = [each for each in EXHIBITS if each.paper == paper and each.name not in run]
-        ended = [sum(card["status"] == status for card in own) for status in get_args(Status)]
-        rows.append([title, *map(str, ended), str(len(missing))])
+    for paper in TITLES:
+        studies = [card for card in cards.values() if card["paper"] == paper]
+        run = {card["name"] for card in studies}
+        missing = [
+            exhibit for exhibit in EXHIBITS if exhibit.paper == paper and exhibit.name not in run
+        ]
+        ended = [sum(card["status"] == status for card in studies) for status in get_args(Status)]
+        rows.append([*map(str, ended), str(len(missing))])
     return rows
 
 
 def _rows(exhibit: Exhibit, cards: Iterable[Card], links: bool) -> list[list[str]]:
     """A row for each scale at which it was run."""
-    printed = "" if exhibit.printed.startswith(NOTHING_PRINTED) else exhibit.printed
-    title = f"[{exhibit.title}](papers/{exhibit.slug}.md)" if links else exhibit.title
+    title = f"[{exhibit.title}](#{exhibit.name})" if links else exhibit.title
     rows = [
-        [
-            title,
-            card.get("claim", exhibit.claim),
-            printed,
-            _first(card),
-            _verdict(card) + _age(card),
-            f"`{_short(card)}`",
-        ]
+        [title, card.get("claim", exhibit.claim), card["scale"], _verdict(card) + _age(card)]
         for card in cards
     ]
-    return rows or [[exhibit.title, exhibit.claim, printed, "not run yet", "", ""]]
+    return rows or [[exhibit.title, exhibit.claim, "", "not run yet"]]
 
 
-def _page(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> str:
+def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[str]:
     """All there is to say of one exhibit."""
     parts = [
-        f"# {TITLES[exhibit.paper]}: {exhibit.name.replace('-', ' ')}",
-        f"{exhibit.shows}. [All exhibits](../papers.md).",
-        f"- **Claim:** {exhibit.claim}.\n- **Printed:** {exhibit.printed or 'nothing'}.",
+        f"## {exhibit.title}",
+        f"{exhibit.shows}. Claim: {exhibit.claim}. Printed: {exhibit.printed or 'nothing'}.",
     ]
     for name, card in cards.items():
         checks = [[words, _of(seen)] for words, seen in card["checks"].items()]
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
-            f"## Recipe `{card['scale']}`: {card['status']}",
+            f"### Recipe `{card['scale']}`: {card['status']}",
             *([f"Of the claim then: {card['claim']}."] if _claims_other(exhibit, card) else []),
             *([EARLIER_WORLD] if _is_of_earlier_world(card) else []),
             # Cards of earlier versions have no remark.
             *([card["remark"]] if card.get("remark") else []),
             _markdown(("part of the claim", "seeds that show it"), checks),
             _figures(card),
-            *(f"![{exhibit.shows}]({name}/{plot})" for plot in plots),
+            *(f"![{exhibit.shows}]({name}/{plot})" for plot in plots[:1]),
             f"```bash\n{card['command']}\n```",
             f"{card['seconds']:,.0f} s of all stages that the exhibit needs, shared ones included. "
             f"[Scorecard]({name}/scorecard.json).",
         ]
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def _figures(card: Card) -> str:
@@ -161,13 +169,6 @@ def _figures(card: Card) -> str:
     if found := precision_by_column(table):
         rows.append([f"*{PRECISION}*", *(found.get(column, "") for column in columns)])
     return _markdown(("", *columns), rows)
-
-
-def _first(card: Card) -> str:
-    """The first figure of a study's table."""
-    name, row = next(iter(card["table"].items()))
-    column, cell = next(iter(row.items()))
-    return f"{name}: {column} {Cell(**cell)}"
 
 
 def _verdict(card: Card) -> str:
@@ -190,16 +191,6 @@ def _age(card: Card) -> str:
     return " †" if _is_of_earlier_world(card) else ""
 
 
-def _short(card: Card) -> str:
-    """The command without what is as by default; … stands for fields it changes."""
-    command = str(card["command"])
-    for default in DEFAULTS:
-        command = command.replace(default, "")
-    words = shlex.split(command)
-    changes = ["…"] if any("=" in word for word in words) else []
-    return " ".join([*(word for word in words if "=" not in word), *changes])
-
-
 def _of(seen: Sequence[bool]) -> str:
     return f"{sum(seen)} of {len(seen)}"
 
@@ -216,12 +207,12 @@ EARLIER_WORLD = (
 HEADER = """
 # The papers' tables and figures
 
-A row for each, written by `trimtab papers --into docs` from the scorecards that
+A page for each paper, written by `trimtab papers --into docs` from the scorecards that
 `trimtab study PAPER EXHIBIT` leaves. *Held*: every seed shows every part of the claim; *not held*:
 every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
-is of parts times seeds. *Ours* is the first figure of the exhibit's own page, mean ± standard
-deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
-took. The last row of its table says how exactly the seeds tell a difference: half the width of the
-95 % t-interval of paired differences, the median over pairs of rows. `…` stands for changed
-fields, which that page has in full.
+is of parts times seeds. Each exhibit has a section with the parts of the claim, all figures (mean ±
+standard deviation over seeds), a plot, the command and the time it took. The last row of a table of
+figures says how exactly the seeds tell a difference: half the width of the 95 % t-interval of
+paired differences, the median over pairs of rows. [What holds](what-holds.md) says what to
+conclude.
 """

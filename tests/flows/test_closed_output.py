@@ -37,6 +37,6 @@ def test_a_line_that_goes_dead_elsewhere_is_an_error(
         raise BrokenPipeError("a socket")
 
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr(papers, "papers_page", fail)
+    monkeypatch.setattr(papers, "all_tables", fail)
     with pytest.raises(BrokenPipeError, match="a socket"):
         cli.main(["papers"])

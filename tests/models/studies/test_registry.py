@@ -15,7 +15,13 @@ from trimtab.flows.studies.registry import ARMS
 from trimtab.flows.study import study
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.stages.study import READERS
-from trimtab.models.studies.papers import EARLIER_WORLD, cards_below, exhibit_pages, papers_page
+from trimtab.models.studies.papers import (
+    EARLIER_WORLD,
+    all_tables,
+    cards_below,
+    index_page,
+    paper_page,
+)
 from trimtab.models.studies.registry import EXHIBITS, TITLES, exhibits_of
 
 # As the papers are asked for: Part I figures 3, 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
@@ -81,9 +87,10 @@ CARD: dict[str, Any] = {
 
 
 def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
-    page = papers_page({"study-part-2-figure-3-default": CARD})
-    summary, *papers = page.split("\n## ")
-    assert "| Secrets of RLHF Part II: reward modeling | 0 | 1 | 0 | 19 |" in summary
+    cards = {"study-part-2-figure-3-default": CARD}
+    title = "[Secrets of RLHF Part II: reward modeling](papers/part-2.md)"
+    assert f"| {title} | 0 | 1 | 0 | 19 |" in index_page(cards)
+    papers = all_tables(cards).split("## ")[1:]
     rows = [line for paper in papers for line in paper.splitlines()[4:] if line]
     assert len(rows) == len(EXHIBITS)
     assert sum("not run yet" in row for row in rows) == len(EXHIBITS) - 1
@@ -91,40 +98,26 @@ def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
     assert mine.startswith(
         "| Figure 3 | The stronger the preference, the more often a judge agrees "
     )
-    assert mine.endswith(
-        " | .164 (weakest), .544 (near 0), .956 (strongest) | row: column 0.500 ± 0.100 | "
-        "in part, 1 of 2 | `trimtab study part-2 figure-3 --seeds 2 3` |"
-    )
-
-
-def test_a_row_shows_of_the_command_what_is_not_as_by_default() -> None:
-    changed = f'{COMMAND} \'arms=["dpo", "full"]\' ppo.kl_coef=0.1 --scale hh --seeds 2 3 4'
-    for command, shown in (
-        (f"{COMMAND} --scale default --seeds 2 3 4", COMMAND),
-        (changed, f"{COMMAND} --scale hh …"),
-    ):
-        assert f"| `{shown}` |" in papers_page({"any": {**CARD, "command": command}})
+    assert mine.endswith(" with its label | default | in part, 1 of 2 |")
 
 
 def test_what_was_measured_in_an_earlier_world_says_so(tmp_path: Path) -> None:
     old = {name: value for name, value in CARD.items() if name != "world_version"} | {
         "claim": "Another claim"
     }
-    page = papers_page({"any": old})
+    page = paper_page("part-2", {"any": old}, tmp_path)
     assert "| Another claim | " in page
-    assert "in part, 1 of 2 † |" in page and EARLIER_WORLD in page
+    assert "in part, 1 of 2 † |" in page and page.count(EARLIER_WORLD) == 2
     for of_people in ({**CARD, "world_version": None}, {**old, "scale": "hh-smollm2"}):
-        assert "†" not in papers_page({"any": of_people})
-    assert EARLIER_WORLD in exhibit_pages({"any": old}, tmp_path)["part-2-figure-3.md"]
+        assert "†" not in paper_page("part-2", {"any": of_people}, tmp_path)
 
 
-def test_an_exhibit_s_page_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
+def test_an_exhibit_s_section_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
     two = {"a": {**CARD, "remark": "It is odd."}, "b": {**CARD, "scale": "hh", "status": "held"}}
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "plot.svg").write_text("<svg/>")
-    ((name, page),) = exhibit_pages(two, tmp_path).items()
-    assert name == "part-2-figure-3.md"
-    first, second = page.split("\n## Recipe ")[1:]
+    page = paper_page("part-2", two, tmp_path)
+    first, second = page.partition("\n## Figure 3\n")[2].split("\n### Recipe ")[1:]
     assert first.startswith("`default`: in part\n\nIt is odd.\n")
     assert second.startswith("`hh`: held\n")
     assert "| it rises | 1 of 2 |" in first
@@ -148,11 +141,11 @@ def test_what_was_kept_stays_until_it_is_run_again(
         card = json.dumps({**CARD, "name": name, "status": status})
         (study / "scorecard.json").write_text(card)
         assert main(["papers", "--into", str(tmp_path / "docs")]) == 0
-    page = (tmp_path / "docs" / "papers.md").read_text()
-    rows = [line for line in page.splitlines() if "trimtab study part-2" in line]
-    assert [row.split(" | ")[4] for row in rows] == ["not held, 1 of 2", "in part, 1 of 2"]
-    assert "[Figure 3](papers/part-2-figure-3.md)" in rows[0]
-    assert "not held.svg" in (tmp_path / "docs" / "papers" / "part-2-figure-3.md").read_text()
+    page = (tmp_path / "docs" / "papers" / "part-2.md").read_text()
+    rows = [line for line in page.splitlines() if "| [Figure" in line]
+    assert [row.split(" | ")[3] for row in rows] == ["not held, 1 of 2 |", "in part, 1 of 2 |"]
+    assert "[Figure 3](#figure-3)" in rows[0]
+    assert "not held.svg" in page
     kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
     assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
 
@@ -160,6 +153,6 @@ def test_what_was_kept_stays_until_it_is_run_again(
 def test_the_papers_pages_are_made_of_the_scorecards_beside_them() -> None:
     docs = Path(__file__).parents[3] / "docs"
     cards = cards_below(docs / "papers")
-    assert (docs / "papers.md").read_text(encoding="utf-8") == papers_page(cards, links=True)
-    kept = {path.name: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
-    assert kept == exhibit_pages(cards, docs / "papers")
+    assert (docs / "papers.md").read_text(encoding="utf-8") == index_page(cards)
+    kept = {path.stem: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
+    assert kept == {paper: paper_page(paper, cards, docs / "papers") for paper in TITLES}
