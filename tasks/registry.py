@@ -6,7 +6,6 @@ played. So nothing about a champion is kept anywhere but in its lineage.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,8 +81,6 @@ ABOUT_SCORERS = (
     "It goes back with the policy: `trimtab rollback {policy}`"
 )
 
-logger = logging.getLogger("trimtab")
-
 
 class LineageError(RuntimeError):
     """A registered policy whose run cannot be found again."""
@@ -97,13 +94,6 @@ class Registered:
     round: int
     config: dict[str, Any]
     artifacts: dict[str, StageResult]
-
-
-def _as_now(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration without settings that are gone (0.2.0: one that nothing read)."""
-    meta_rm = {**config["rounds"]["meta_rm"]}
-    meta_rm.pop("num_policies", None)
-    return {**config, "rounds": {**config["rounds"], "meta_rm": meta_rm}}
 
 
 def model_name(recipe: str) -> str:
@@ -219,7 +209,6 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
 
 def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str, Any]) -> str:
     last, name = max(run.policies), model_name(run.model)
-    register_overwritten_again(name, run_id)
     before, withheld = registry().find(name, "champion"), _rejection(name, run)
     promoted = None if withheld else run.promoted
     numbers = {}
@@ -405,34 +394,6 @@ def _prepare_in_store(manifest: Manifest, folder: Path) -> str:
     return f"{store.address(manifest)}/model"
 
 
-def register_overwritten_again(name: str, run_id: str | None = None) -> None:
-    """Register again, from the store, the versions whose folder holds other weights.
-
-    One that the store does not have any more stays as it is, with a warning.
-    """
-    store = base_context().store
-    for version in registry().overwritten(name):
-        policy = _policy_of(version)
-        if policy is not None:
-            _register(run_id, name, policy, (), {}, ModelCard("policy"))
-        else:
-            logger.warning(
-                "version %s of %s holds the weights of a later version, and %s does not have its "
-                "own any more",
-                *(version.number, name, store.url),
-            )
-
-
-def _policy_of(version: Version) -> ArtifactRef | None:
-    """The artifact that a version was made of, by its run's report; None if it is not there."""
-    store, key = base_context().store, version.tags.get(REPORT)
-    report = store.find("report", key) if key else None
-    for made in report.parents.values() if report else ():
-        if made["key"] == version.tags.get(KEY) and store.find(made["stage"], made["key"]):
-            return ArtifactRef(made["stage"], made["key"], made["digest"])
-    return None
-
-
 def roll_back(recipe: str, to: str | None) -> list[Version]:
     """Make the champion's predecessor, or version `to`, champion again; RegistryError if none.
 
@@ -441,7 +402,6 @@ def roll_back(recipe: str, to: str | None) -> list[Version]:
     now, the policy's first.
     """
     name = model_name(recipe)
-    register_overwritten_again(name)
     policy = registry().earlier(name, "champion", to)
     key = policy.tags.get(REPORT)
     report = base_context().store.find("report", key) if key else None
@@ -522,6 +482,6 @@ def registered(recipe: str, which: str) -> Registered | None:
     return Registered(
         version,
         int(number),
-        _as_now(manifest.config["config"]),
+        manifest.config["config"],
         {name: result_of(made[name]) for name in in_order},
     )

@@ -7,7 +7,6 @@ error. Nothing is lost by it: stages are in the store, and the same command regi
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +18,6 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
-
-logger = logging.getLogger(__name__)
 
 # The tag of a logged model whose files lie elsewhere.
 ADDRESS = "trimtab.address"
@@ -76,37 +73,23 @@ class Registry:
 
         The tags of `identity` say which model it is. It becomes a logged model of the run, whose
         files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. Where
-        `bring` gives an address, the version names that, and nothing is copied. One
-        that is a version already is not brought again, and gets only aliases it never had, so that
-        a run repeated later takes none back from a newer version. Whoever held an alias before is
-        noted, for `roll_back`. A version of the same identity that was written over (`overwritten`)
-        is replaced: tags and aliases move.
+        `bring` gives an address, the version names that, and nothing is copied. One that is a
+        version already is not brought again, and gets only aliases it never had, so that a run
+        repeated later takes none back from a newer version. Whoever held an alias before is noted,
+        for `roll_back`.
         """
         with self._client() as client:
             _create_model(client, name, card.model if card else "")
-            versions = _versions(client, name)
-            lost = {each.version for each in _overwritten(versions)}
-            same = [each for each in versions if identity.items() <= each.tags.items()]
-            found = next((each for each in same if each.version not in lost), None)
-            if found is None:
-                found = self._new_version(
-                    client, run, name, bring, dict(identity), card or ModelCard()
-                )
-            for each in same:
-                if each.version in lost:
-                    found = _replace(client, each, found)
+            versions = _versions(client, name, identity)
+            if versions:
+                version = versions[0]
+            else:
+                made = card or ModelCard()
+                version = self._new_version(client, run, name, bring, dict(identity), made)
             for alias in aliases:
-                if f"was.{alias}" not in found.tags:
-                    _give_alias(client, found, alias, tags or {})
-            return _version(client.get_model_version(name, found.version))
-
-    def overwritten(self, name: str) -> list[Version]:
-        """Versions whose folder holds the weights of a later version of the model.
-
-        An earlier Trimtab kept all versions of an MLflow run in one folder.
-        """
-        with self._client() as client:
-            return [_version(each) for each in _overwritten(_versions(client, name))]
+                if f"was.{alias}" not in version.tags:
+                    _give_alias(client, version, alias, tags or {})
+            return _version(client.get_model_version(name, version.version))
 
     def find(self, name: str, which: str) -> Version | None:
         """A version by number or by alias; None without one."""
@@ -123,11 +106,7 @@ class Registry:
         One that has or had an alias, and is not given it again, has the tag `was.<alias>`.
         """
         with self._client() as client:
-            return [
-                _version(each)
-                for each in _versions(client, name)
-                if identity.items() <= each.tags.items()
-            ]
+            return [_version(each) for each in _versions(client, name, identity)]
 
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
@@ -163,34 +142,26 @@ class Registry:
                     f"version {current.number} of {name} is its first {alias}; there is no "
                     "earlier one"
                 )
-            versions = _versions(client, name)
-            known = [str(found.version) for found in versions]
+            known = [str(version.version) for version in _versions(client, name)]
             if to not in known:
                 raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
-            if to in {str(each.version) for each in _overwritten(versions)}:
-                raise RegistryError(
-                    f"version {to} of {name} holds the weights of a later version (a fault of an "
-                    "earlier Trimtab), and the store has its own no more: name another version"
-                )
             return _version(client.get_model_version(name, to))
 
     def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
         """Give an alias back to the version that held it before, or to version `to`."""
-        found = self.earlier(name, alias, to)
+        version = self.earlier(name, alias, to)
         with self._client() as client:
-            client.set_registered_model_alias(name, alias, found.number)
-        return found
+            client.set_registered_model_alias(name, alias, version.number)
+        return version
 
     def move(self, name: str, alias: str, identity: Mapping[str, str]) -> Version | None:
         """Give an alias to the version with these tags, and return that; None without one."""
         with self._client() as client:
-            found = [
-                each for each in _versions(client, name) if identity.items() <= each.tags.items()
-            ]
-            if not found:
+            versions = _versions(client, name, identity)
+            if not versions:
                 return None
-            client.set_registered_model_alias(name, alias, found[-1].version)
-            return _version(client.get_model_version(name, found[-1].version))
+            client.set_registered_model_alias(name, alias, versions[-1].version)
+            return _version(client.get_model_version(name, versions[-1].version))
 
     def _new_version(
         self,
@@ -299,35 +270,11 @@ def _create_model(client: Any, name: str, description: str) -> None:
             raise
 
 
-def _versions(client: Any, name: str) -> list[Any]:
-    """All versions of a model, the oldest first."""
-    found = client.search_model_versions(f"name = '{name}'")
-    return sorted(found, key=lambda each: int(each.version))
-
-
-def _overwritten(versions: Sequence[Any]) -> list[Any]:
-    """Those whose folder a later version has too, which was copied there last."""
-    last = {each.source: each.version for each in versions}
-    return [each for each in versions if last[each.source] != each.version]
-
-
-def _replace(client: Any, lost: Any, new: Any) -> Any:
-    """Let `new` have the tags and aliases of `lost`, which goes last: a kill before is no harm."""
-    for key, value in lost.tags.items():
-        client.set_model_version_tag(new.name, new.version, key, value)
-    for alias, number in client.get_registered_model(new.name).aliases.items():
-        if str(number) == str(lost.version):
-            client.set_registered_model_alias(new.name, alias, new.version)
-    for other in _versions(client, new.name):
-        for key, value in other.tags.items():
-            if key.startswith("replaces.") and value == str(lost.version):
-                client.set_model_version_tag(new.name, other.version, key, str(new.version))
-    client.delete_model_version(new.name, lost.version)
-    logger.warning(
-        "%s: version %s held the weights of a later version and is registered again, as version %s",
-        *(new.name, lost.version, new.version),
-    )
-    return client.get_model_version(new.name, new.version)
+def _versions(client: Any, name: str, tags: Mapping[str, str] | None = None) -> list[Any]:
+    """The versions of a model that have these tags, the oldest first."""
+    versions = client.search_model_versions(f"name = '{name}'")
+    tagged = [version for version in versions if (tags or {}).items() <= version.tags.items()]
+    return sorted(tagged, key=lambda version: int(version.version))
 
 
 def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from tests.registered import downloaded
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Provenance
 from trimtab.infra.store.store import Store, open_store
-from trimtab.infra.tracking.registry import Registry, RegistryError
+from trimtab.infra.tracking.registry import Registry
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import registry as registry_module
@@ -32,7 +32,6 @@ from trimtab.tasks.registry import (
     champion_to_replace,
     model_name,
     register_models,
-    register_overwritten_again,
     registered,
     registry,
     roll_back,
@@ -124,24 +123,6 @@ class _Runs:
         )
         return run.run_id
 
-    def end_as_before(self, recipe: str, *keys: str, is_stored: bool = True) -> None:
-        """A run of an earlier Trimtab: every version in one folder, the first one champion."""
-        client, name = self.tracking.connect(), model_name(recipe)
-        made = {key: self.published("ppo_max", key) for key in keys} if is_stored else {}
-        report = self.published("report", f"report-{'-'.join(keys)}", **made)
-        run = self.tracking.start_run("old").run_id
-        client.create_registered_model(name)
-        for number, key in enumerate(keys, start=1):
-            if not is_stored:
-                (self.scratch / key / PLACE).parent.mkdir(parents=True)
-                (self.scratch / key / PLACE).write_text(key)
-            client.log_artifacts(run, str(self.scratch / key / "model"), "model")
-            source = f"{client.get_run(run).info.artifact_uri}/model"
-            tags = {KEY: key, REPORT: report.ref.key, ROUND: str(number)}
-            tags[DIGEST] = made[key].ref.digest if is_stored else key
-            client.create_model_version(name, source, run, tags)
-        client.set_registered_model_alias(name, "champion", "1")
-
     def in_store(self, key: str) -> str:
         manifest = self.store.find("ppo_max", key)
         assert manifest is not None
@@ -149,10 +130,7 @@ class _Runs:
 
     def in_mlflow(self, recipe: str, which: str) -> str:
         folder = downloaded(self.tracking.uri, f"models:/{model_name(recipe)}{which}")
-        path = folder / PLACE
-        if not path.exists():  # of an earlier Trimtab
-            path = folder / path.name
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256((folder / PLACE).read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -403,44 +381,6 @@ def _stopped(*_: object, **__: object) -> None:
 def _experiment(runs: _Runs) -> str:
     runs.tracking.connect()
     return runs.tracking.experiment_id
-
-
-@pytest.mark.slow
-def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> None:
-    runs.end_as_before("old", "a", "b")
-    assert runs.in_mlflow("old", "@champion") == runs.in_store("b")
-    runs.end("old", {1: "c"}, champion=1)
-    assert runs.in_mlflow("old", "@champion") == runs.in_store("c")
-    (back,) = roll_back("old", None)
-    assert back.tags[KEY] == "a"
-    assert runs.in_mlflow("old", "@champion") == runs.in_store("a")
-    assert runs.in_mlflow("old", "/2") == runs.in_store("b")
-
-
-def test_going_back_is_enough_to_get_them_back(runs: _Runs) -> None:
-    runs.end_as_before("older", "d", "e")
-    (back,) = roll_back("older", "2")
-    assert back.tags[KEY] == "e"
-    now = registry().find("trimtab-policy-older", "3")
-    assert now is not None and now.tags[KEY] == "d"
-    assert runs.in_mlflow("older", "/3") == runs.in_store("d")
-
-
-def test_weights_that_the_store_lacks_are_never_champion_again(
-    runs: _Runs, caplog: pytest.LogCaptureFixture
-) -> None:
-    runs.end_as_before("oldest", "f", "g", is_stored=False)
-    register_overwritten_again(model_name("oldest"))
-    assert "version 1 of trimtab-policy-oldest holds the weights of a later version" in caplog.text
-    with pytest.raises(RegistryError, match="the store has its own no more"):
-        roll_back("oldest", "1")
-
-
-def test_a_stored_configuration_is_read_without_settings_that_are_gone() -> None:
-    stored = {"seed": 3, "rounds": {"max_rounds": 2, "meta_rm": {"num_policies": 4.0, "seed": 1}}}
-    now = {"seed": 3, "rounds": {"max_rounds": 2, "meta_rm": {"seed": 1}}}
-    assert registry_module._as_now(stored) == now == registry_module._as_now(now)
-    assert "num_policies" in stored["rounds"]["meta_rm"]
 
 
 def test_a_version_that_its_run_does_not_know_is_nobody_s_to_continue_from(runs: _Runs) -> None:

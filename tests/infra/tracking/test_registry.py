@@ -46,20 +46,6 @@ class _Models:
         )
         return version.number
 
-    def register_in_one_folder(self, *weights: str) -> list[str]:
-        """Versions of one run as an earlier Trimtab made them: the last is in everyone's place."""
-        client = self.tracking.connect()
-        run = self.tracking.start_run("old").run_id
-        client.create_registered_model(self.name)
-        numbers = []
-        for each in weights:
-            (self.folder / "weights").write_text(each)
-            client.log_artifacts(run, str(self.folder), "model")
-            source = f"{client.get_run(run).info.artifact_uri}/model"
-            tags = {"digest": each, "note": f"of {each}"}
-            numbers.append(client.create_model_version(self.name, source, run, tags).version)
-        return numbers
-
     def downloaded(self, which: str) -> str:
         """What MLflow gives for `models:/<name><which>`."""
         folder = downloaded(self.tracking.uri, f"models:/{self.name}{which}")
@@ -94,28 +80,6 @@ def test_versions_of_one_run_keep_their_own_weights(models: _Models) -> None:
     assert found == {"@champion": "second", "@candidate": "third", "/1": "first"}
     models.registry.roll_back(models.name, "champion")
     assert models.downloaded("@champion") == "first"
-
-
-def test_versions_that_were_written_over_are_replaced(models: _Models) -> None:
-    """Those of an earlier Trimtab, once they are registered again; tags and aliases stay."""
-    client = models.tracking.connect()
-    assert models.register_in_one_folder("a", "b") == [1, 2]
-    client.set_registered_model_alias(models.name, "champion", "1")
-    client.set_model_version_tag(models.name, "2", "replaces.champion", "1")
-    assert models.downloaded("@champion") == "b"
-    assert [each.number for each in models.registry.overwritten(models.name)] == ["1"]
-    with pytest.raises(RegistryError, match="version 1 of .* holds the weights of a later version"):
-        models.registry.roll_back(models.name, "champion", "1")
-
-    assert models.register("a") == "3"
-    assert models.registry.overwritten(models.name) == []
-    assert models.holder("champion").number == "3"
-    assert models.holder("champion").tags["note"] == "of a"
-    assert models.downloaded("@champion") == "a"
-    assert models.downloaded("/2") == "b"
-    assert models.holder("2").tags["replaces.champion"] == "3"
-    assert models.registry.find(models.name, "1") is None
-    assert models.register("a") == "3"
 
 
 def test_a_model_is_one_version_and_takes_no_alias_back(models: _Models) -> None:
