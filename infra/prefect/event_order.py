@@ -7,26 +7,35 @@ server that is killed also loses the events of the last moments; the states that
 in the database, and have the same id.
 
 Each Prefect server of ours loads this module, which therefore also has it check the parameters of
-every run, and their schemas once (`trimtab.infra.prefect.checked_schemas`).
+every run that is made from a deployment. A body with `enforce_parameter_schema: false` would skip
+the check: a process would start, only for the run to fail (`trimtab.flows.flow`), and who asked for
+it would not be told.
 
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from prefect.server.database import provide_database_interface
 from prefect.server.events.ordering import EventArrivedEarly, memory
 from prefect.server.events.schemas.events import ReceivedEvent
+from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.types import _datetime
 
-from trimtab.infra.prefect.checked_schemas import check_parameters_always, check_schemas_once
-
 _started = _datetime.now("UTC")
+
+
+def check_parameters_always() -> None:
+    """Have this process follow the deployment's setting, which a run's body cannot override."""
+    body: Any = DeploymentFlowRunCreate
+    body.enforce_parameter_schema = property(lambda _: None)  # "as the deployment says"
+
+
 check_parameters_always()
-check_schemas_once()
 
 
 class CausalOrdering(memory.CausalOrdering):

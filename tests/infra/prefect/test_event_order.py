@@ -11,6 +11,7 @@ import pytest
 from prefect.server.database import provide_database_interface
 from prefect.server.events.ordering import EventArrivedEarly
 from prefect.server.events.schemas.events import ReceivedEvent, Resource
+from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
 from prefect.types import _datetime
 
@@ -67,3 +68,10 @@ def _event(follows: UUID | None) -> ReceivedEvent:
         occurred=now, received=now, event="prefect.flow-run.Crashed", resource=resource, id=uuid4(),
         follows=follows,
     )  # fmt: skip
+
+
+def test_a_body_cannot_switch_the_check_of_parameters_off() -> None:
+    for given in ({}, {"enforce_parameter_schema": False}, {"enforce_parameter_schema": True}):
+        body = DeploymentFlowRunCreate.model_validate({**given, "parameters": {"recipe": "smoke"}})
+        assert body.enforce_parameter_schema is None  # the deployment decides
+        assert body.parameters == {"recipe": "smoke"}
