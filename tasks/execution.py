@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -49,8 +48,6 @@ from trimtab.tasks.cache_key import (
 from trimtab.tasks.resources import ONE_THREAD, Share
 
 logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_BATCHES = 1.0  # of metrics for MLflow, each a transaction or a request
 
 
 def run_stage(
@@ -170,14 +167,11 @@ def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
 def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
     tail = LineTail(job.workdir / METRICS_NAME)
     report = ProgressReporter(context, job)
-    sent_at = time.monotonic()
 
-    def on_lines(lines: list[str]) -> None:
-        nonlocal sent_at
-        report(lines)
-        if time.monotonic() - sent_at >= SECONDS_BETWEEN_BATCHES:
-            run.send_metrics(tail)
-            sent_at = time.monotonic()
+    def read_metrics() -> None:
+        while lines := tail.read():
+            run.log_lines(lines)
+            report(lines)
 
     try:
         return launch(
@@ -185,11 +179,12 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
             entry=context.modules.entry,
             preload=context.modules.preload,
             num_threads=job.num_threads,
-            on_lines=on_lines,
+            on_report=read_metrics,
             env={"TRIMTAB_ANSWERS": str(context.settings.answers), **context.secrets()},
         )
     finally:
-        run.send_metrics(tail, is_last=True)
+        while lines := tail.read():  # of a trainer that was killed with this call
+            run.log_lines(lines)
 
 
 def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:

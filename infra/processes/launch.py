@@ -2,7 +2,7 @@
 
 The fork server, which has torch loaded, forks it. The trainer leads its own process group, in which
 it may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports its
-progress through `<workdir>/metrics.jsonl`.
+progress through `<workdir>/metrics.jsonl`, which the caller reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 from trimtab.infra.processes import locks
 from trimtab.infra.processes.environment import trainer_env
 from trimtab.infra.processes.fork_client import Job, ServerGoneError, child_env, running_fork_server
-from trimtab.infra.processes.tail import LineTail, final_exception, last_lines
+from trimtab.infra.processes.tail import final_exception, last_lines
 
 ENTRY = "trimtab.models.training.entry"
 PRELOAD = "trimtab.models.training.preload"
@@ -30,6 +30,7 @@ METRICS_NAME = "metrics.jsonl"
 DRAIN_SECONDS = 300.0
 
 _POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_REPORTS = 1.0
 _LOG_LINES = 60
 
 
@@ -51,7 +52,7 @@ def launch(
     entry: str = ENTRY,
     preload: str | None = PRELOAD,
     num_threads: int = 1,
-    on_lines: Callable[[list[str]], None] | None = None,
+    on_report: Callable[[], None] = lambda: None,
     env: Mapping[str, str] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
 ) -> float:
@@ -59,10 +60,10 @@ def launch(
 
     The child has this process's environment without secrets, and `env`.
 
-    `on_lines` gets the lines added to metrics.jsonl in the job's folder, ten times a second, in
-    this thread. Any exception in this thread (its own, KeyboardInterrupt, a cancellation) kills
-    the child. While `stop_trainers_on_sigterm` has a SIGTERM in hand the child gets it too, and has
-    `drain_seconds` to save its state.
+    `on_report` is called once a second, and once more when the child has ended, in this thread: it
+    may read what the child has reported. Any exception in this thread (its own, KeyboardInterrupt,
+    a cancellation) kills the child. While `stop_trainers_on_sigterm` has a SIGTERM in hand the
+    child gets it too, and has `drain_seconds` to save its state.
 
     Raises TrainerError: as TrainerKilledError where it was killed, as TrainerStoppedError after a
     SIGTERM.
@@ -79,7 +80,7 @@ def launch(
         except ServerGoneError as error:
             raise TrainerKilledError(str(error)) from error
         try:
-            _wait(job, LineTail(workdir / METRICS_NAME), on_lines, drain_seconds)
+            _wait(job, on_report, drain_seconds)
         finally:
             _kill(job)
         _check(job, log, log_start)
@@ -145,18 +146,15 @@ def wait_unless_stopped() -> None:
     locks.pause()
 
 
-def _wait(
-    job: Job,
-    tail: LineTail,
-    on_lines: Callable[[list[str]], None] | None,
-    drain_seconds: float,
-) -> None:
+def _wait(job: Job, on_report: Callable[[], None], drain_seconds: float) -> None:
     deadline: float | None = None
+    reported_at = 0.0
     done = False
     while not done:
         done = job.wait(_POLL_SECONDS)
-        while on_lines is not None and (lines := tail.read()):
-            on_lines(lines)
+        if done or time.monotonic() - reported_at >= _SECONDS_BETWEEN_REPORTS:
+            on_report()
+            reported_at = time.monotonic()
         if _drain.requested and deadline is None:
             job.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + drain_seconds

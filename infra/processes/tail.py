@@ -6,41 +6,35 @@ import os
 from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
+_MAX_BYTES = 1 << 18  # of one reading
 
 
 class LineTail:
     """Hands out the whole lines that were added since the last call.
 
     A last line without its newline is still being written and is left for later. A file that got
-    shorter, or that another took the place of, is read from its beginning. `rewind` gives lines
-    back.
+    shorter, or that another took the place of, is read from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = 0
-        self._last_read = 0
+        self._offset = 0
         self._inode = 0
 
-    def read(self, limit: int = 1 << 22) -> list[str]:
-        """New whole lines, at most about `limit` bytes of them; [] if there is nothing new."""
+    def read(self) -> list[str]:
+        """New whole lines, at most 256 KiB of them; [] if there is nothing new."""
         try:
             with self.path.open("rb") as stream:
                 inode = os.fstat(stream.fileno()).st_ino
-                if inode != self._inode or stream.seek(0, 2) < self.offset:
-                    self._inode, self.offset = inode, 0
-                self._last_read = self.offset
-                stream.seek(self.offset)
-                data = stream.read(limit)
+                if inode != self._inode or stream.seek(0, 2) < self._offset:
+                    self._inode, self._offset = inode, 0
+                stream.seek(self._offset)
+                data = stream.read(_MAX_BYTES)
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
+        self._offset += len(whole)
         return whole.decode(errors="replace").splitlines()
-
-    def rewind(self) -> None:
-        """Hand out the lines of the last `read` once more."""
-        self.offset = self._last_read
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> str:

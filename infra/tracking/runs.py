@@ -1,10 +1,9 @@
 """MLflow runs: one for a flow run, nested ones for its stages.
 
 Tracking never fails training. When MLflow cannot be reached there is one warning, and data waits to
-be sent: metrics in the trainer's metrics.jsonl until the trainer ends (read by offset, which moves
-only once MLflow has taken them), all else in a file for each run (trimtab.infra.tracking.outbox). A
-thread retries every half minute, `flush` retries at the end of a flow, and the next process that
-connects sends what others left behind. A run whose process died is then ended as KILLED.
+be sent in a file for each run (trimtab.infra.tracking.outbox). A thread retries every half minute,
+`flush` retries at the end of a flow, and the next process that connects sends what others left
+behind. A run whose process died is then ended as KILLED.
 
 MLflow loads on first use (two seconds), not with this module.
 """
@@ -25,7 +24,6 @@ from typing import Any, Self, TypeVar
 
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.processes.tail import LineTail
 from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.tracking.mlflow_calls import (
     VIEW,
@@ -72,7 +70,7 @@ class Tracking:
         self.experiment = experiment
         self._artifact_root = artifact_root
         self._client: Any = None
-        self._experiment_id = ""
+        self.experiment_id = ""  # known once there was a connection
         self._lock = threading.Lock()
         self._down_until = 0.0
         self._warned: set[str] = set()
@@ -119,8 +117,8 @@ class Tracking:
         """The ids of the runs with these tags, the newest first; raises what MLflow raises."""
         wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         wanted += [f"attributes.status = '{status}'"] if status else []
-        found = client.search_runs([self._experiment_id], " and ".join(wanted))
-        return [run.info.run_id for run in found]
+        runs = client.search_runs([self.experiment_id], " and ".join(wanted))
+        return [run.info.run_id for run in runs]
 
     def call(self, function: Callable[[Any], _T]) -> _T | None:
         """`function(client)`, or None where MLflow fails or has failed a moment ago."""
@@ -133,7 +131,7 @@ class Tracking:
         """
         if not self.uri:
             return True, None
-        if self.down:
+        if time.monotonic() < self._down_until:
             return False, None
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
@@ -212,11 +210,6 @@ class Tracking:
             self.send_when_back(run)
         self._send_unsent()
 
-    @property
-    def down(self) -> bool:
-        """Whether the last call failed so recently that calls are skipped."""
-        return time.monotonic() < self._down_until
-
     def connect(self) -> Any:
         """The MLflow client; raises what MLflow raises."""
         with self._lock:
@@ -225,15 +218,10 @@ class Tracking:
                 # The client makes the tables of a new SQLite database: one process at a time.
                 with file_lock(root.parent / ".mlflow.lock") if root else nullcontext():
                     client = new_client(self.uri)
-                    self._experiment_id = experiment_id(client, self.experiment, root)
+                    self.experiment_id = experiment_id(client, self.experiment, root)
                 self._client = client
                 self.background.submit(self._send_left_behind)
             return self._client
-
-    @property
-    def experiment_id(self) -> str:
-        """The experiment's id, once there was a connection."""
-        return self._experiment_id
 
 
 class TrackedRun:
@@ -313,10 +301,6 @@ class TrackedRun:
         page = self.page()
         return f"[{self.run_id}]({page})" if page else f"`{self.run_id}`"
 
-    def child(self, name: str, tags: Mapping[str, str] | None = None) -> TrackedRun:
-        """Start a run nested in this one."""
-        return self.tracking.start_run(name, parent=self, tags=tags)
-
     def log(
         self,
         *,
@@ -326,7 +310,7 @@ class TrackedRun:
     ) -> None:
         """Log nested parameters as `a.b.c`, numbers and tags, in as few requests as MLflow takes.
 
-        Values longer than MLflow's limits are cut. Trainers' metrics go through `send_metrics`.
+        Values longer than MLflow's limits are cut. Trainers' metrics go through `log_lines`.
         """
         batch = {
             "params": [(k[:_MAX_KEY], v[:_MAX_PARAM]) for k, v in flatten(params or {})],
@@ -335,21 +319,11 @@ class TrackedRun:
         }
         self._send({"batch": batch})
 
-    def send_metrics(self, tail: LineTail, *, is_last: bool = False) -> bool:
-        """Send the new lines of a metrics.jsonl; False, and they stay there, if MLflow is down.
-
-        The last ones do not stay in a file that goes: they wait with all else.
-        """
-        if not self.tracking.uri or not (is_last or self.send_waiting()):
-            return False
-        while lines := tail.read(limit=1 << 18):
-            record = {"batch": {"metrics": [item for line in lines for item in parse_line(line)]}}
-            if is_last:
-                self._send(record)
-            elif not self._is_over(record):
-                tail.rewind()
-                return False
-        return True
+    def log_lines(self, lines: Sequence[str]) -> None:
+        """Log the metrics in lines of a trainer's metrics.jsonl, with their steps and times."""
+        points = [point for line in lines for point in parse_line(line)]
+        if points:
+            self._send({"batch": {"metrics": points}})
 
     def log_artifacts(self, folder: Path, pattern: str = "**/*") -> None:
         """Copy the files below a folder to the run's artifacts, several at a time."""

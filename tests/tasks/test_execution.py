@@ -192,7 +192,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     tracking.background.wait()
     client = tracking._client
     query = f"tags.`mlflow.parentRunId` = '{parent.run_id}'"
-    runs = {run.info.run_name: run for run in client.search_runs([tracking._experiment_id], query)}
+    runs = {run.info.run_name: run for run in client.search_runs([tracking.experiment_id], query)}
     assert runs.keys() == {"first count", "counter", "again", "dies"}
     first = runs["first count"]
     history = client.get_metric_history(first.info.run_id, "count")

@@ -14,13 +14,19 @@ from tests.infra.toy_launch import launch_toy, write_job
 from trimtab.infra.processes import fork_client
 from trimtab.infra.processes.fork_client import close_servers, running_fork_server
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.infra.processes.tail import LineTail
 
 pytestmark = pytest.mark.usefixtures("toys")
 
 
 def test_child_is_a_fork_of_the_warm_server_and_an_ordinary_process(tmp_path: Path) -> None:
     lines: list[str] = []
-    launch_toy(tmp_path, "report", num_threads=3, on_lines=lines.extend, env={"TOY_EXTRA": "yes"})
+    tail = LineTail(tmp_path / "metrics.jsonl")
+
+    def read() -> None:
+        lines.extend(tail.read())
+
+    launch_toy(tmp_path, "report", num_threads=3, on_report=read, env={"TOY_EXTRA": "yes"})
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["preloaded_in"] == running_fork_server("toy_preload").pid
     assert seen["pid"] == seen["group"] == seen["session"]

@@ -36,14 +36,12 @@ def test_exception_in_the_waiting_thread_kills_the_child_and_its_children(tmp_pa
 
 
 def test_callback_that_raises_kills_the_child(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-
-    def callback(lines: list[str]) -> None:
+    def callback() -> None:
         wait_for(tmp_path / "pids")
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        launch_toy(tmp_path, "sleep", on_lines=callback)
+        launch_toy(tmp_path, "sleep", on_report=callback)
     assert_gone((tmp_path / "pids").read_text())
 
 

@@ -26,7 +26,7 @@ def test_the_newest_finished_run_of_each_name_is_found_and_brought(tmp_path: Pat
         with tracking.start_run("of any name") as run:
             run.log_artifacts(folder)
             run.log(tags={"trimtab.verdict": f"{text} answer", REPORT_TAG: "mine-seed0"})
-            with run.child("stage"):
+            with tracking.start_run("stage", parent=run):
                 pass
     with (
         pytest.raises(ValueError, match="oops"),
@@ -55,7 +55,7 @@ def test_the_newest_finished_run_of_each_name_is_found_and_brought(tmp_path: Pat
 
 def test_a_login_in_the_address_is_not_shown() -> None:
     tracking = Tracking("http://ada:secret@mlflow:5000/path", EXPERIMENT)
-    tracking._experiment_id, tracking._client = "7", object()
+    tracking.experiment_id, tracking._client = "7", object()
     page = TrackedRun(tracking, "r1").page("report.html")
     assert page == (
         "http://mlflow:5000/path/#/experiments/7/runs/r1/artifacts/report.html"

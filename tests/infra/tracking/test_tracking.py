@@ -46,12 +46,15 @@ def _line(step: int, **metrics: float) -> str:
 @pytest.mark.slow
 def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: Tracking) -> None:
     parent = tracking.start_run("flow")
-    with parent.child("good", {"trimtab.stage": "sft"}) as good:
+    with tracking.start_run("good", parent=parent, tags={"trimtab.stage": "sft"}) as good:
         good.log(params={"lr": 0.1, "optimiser": {"betas": [0.9, 0.95]}, "long": "x" * 9000})
         good.log_inputs([Input("policy", "d" * 64, "s3://b/x", "sft")])
-    with pytest.raises(ValueError, match="oops"), parent.child("bad") as bad:
+    with pytest.raises(ValueError, match="oops"), tracking.start_run("bad", parent=parent) as bad:
         raise ValueError("oops")
-    with pytest.raises(TrainerStoppedError), parent.child("stopped") as stopped:
+    with (
+        pytest.raises(TrainerStoppedError),
+        tracking.start_run("stopped", parent=parent) as stopped,
+    ):
         raise TrainerStoppedError("asked")
     client = _client(settings)
     run = client.get_run(good.run_id)
@@ -81,21 +84,22 @@ def test_a_folder_is_logged_with_its_folders(
         assert [file.path for file in client.list_artifacts(run.run_id, folder)] == names
 
 
-def test_pump_sends_every_metric_once_in_batches(
+def test_every_line_s_metrics_are_sent_once_in_batches(
     settings: Settings, tracking: Tracking, tmp_path: Path
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     run = tracking.start_run("metrics")
     tail = LineTail(path)
-    assert run.send_metrics(tail)  # no file yet
+    run.log_lines(tail.read())  # no file yet
     path.write_text("".join(_line(step, loss=step / 10, kl=0.5) for step in range(1500)))
-    assert run.send_metrics(tail)
+    run.log_lines(tail.read())
     with path.open("a") as stream:
         stream.write('{"progress": [1, 2], "time": 1.0}\nnot json\n' + _line(1500, loss=7.0)[:-5])
         stream.flush()
-        assert run.send_metrics(tail)
+        run.log_lines(tail.read())
         stream.write(_line(1500, loss=7.0)[-5:])
-    assert run.send_metrics(tail)
+    run.log_lines(tail.read())
+    assert not run.has_unsent
     history = _client(settings).get_metric_history(run.run_id, "loss")
     assert sorted(metric.step for metric in history) == list(range(1501))
     last = max(history, key=lambda metric: metric.step)
@@ -105,23 +109,19 @@ def test_pump_sends_every_metric_once_in_batches(
 def test_outage_warns_once_and_loses_no_metric(
     settings: Settings,
     tracking: Tracking,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = tmp_path / "metrics.jsonl"
     run = tracking.start_run("outage")
-    tail = LineTail(path)
-    path.write_text(_line(0, loss=1.0))
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(tracking._client, "log_batch", _refuse)
+        run.log_lines([_line(0, loss=1.0)])
         for _ in range(3):
-            assert not run.send_metrics(tail)
+            assert not run.send_waiting()
             tracking._down_until = 0.0  # as if the pause were over
     assert len([r for r in caplog.records if "Training continues" in r.message]) == 1
-    with path.open("a") as stream:
-        stream.write(_line(1, loss=0.5))
-    assert run.send_metrics(tail)
+    run.log_lines([_line(1, loss=0.5)])
+    assert run.send_waiting()
     history = _client(settings).get_metric_history(run.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(0, 1.0), (1, 0.5)]
     run.end()
@@ -143,16 +143,12 @@ def test_server_that_was_never_there_costs_a_warning(
 
 
 def test_refused_metric_does_not_block_those_that_follow(
-    settings: Settings, tracking: Tracking, tmp_path: Path
+    settings: Settings, tracking: Tracking
 ) -> None:
-    path = tmp_path / "metrics.jsonl"
     run = tracking.start_run("refused")
-    tail = LineTail(path)
-    path.write_text(_line(0, **{"bad?name": 1.0}))
-    assert run.send_metrics(tail)
-    with path.open("a") as stream:
-        stream.write(_line(1, good=1.0))
-    assert run.send_metrics(tail)
+    run.log_lines([_line(0, **{"bad?name": 1.0})])
+    run.log_lines([_line(1, good=1.0)])
+    assert not run.has_unsent
     assert _client(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
 
 
@@ -207,8 +203,6 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
     longer = tmp_path / "longer"
     longer.write_text("a longer line\nand another\n")
     longer.replace(path)
-    assert tail.read() == ["a longer line", "and another"]
-    tail.rewind()
     assert tail.read() == ["a longer line", "and another"]
     assert last_lines(path, 1) == "and another"
     assert last_lines(tmp_path / "nothing", 5) == ""

@@ -140,15 +140,14 @@ def _wait_for_ranks(workdir: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
     ranks: list[int] = []
 
-    def cancel(lines: list[str]) -> None:
+    def cancel() -> None:
         ranks.extend(_wait_for_ranks(tmp_path))
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_lines=cancel)
+        launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_report=cancel)
     assert_gone(" ".join(map(str, ranks)))
 
 
