@@ -162,7 +162,7 @@ class EnsembleConfig(Section):
 
     @model_validator(mode="after")
     def _judges_at_one_endpoint_have_one_limit(self) -> Self:
-        """They spend together (`trimtab.tasks.spending`)."""
+        """They spend together (`trimtab.tasks.judges`)."""
         limits: dict[str, str] = {}
         for each in self.judges:
             if (endpoint := each.judge.endpoint) is not None:

@@ -62,7 +62,7 @@ def judgement_of_round(number: int) -> str:
 class Run:
     """A run under way: its configuration and every artifact so far by role.
 
-    name: under which its stages share what they may spend on judges (`trimtab.tasks.spending`).
+    name: under which its stages share what they may spend on judges (`trimtab.tasks.judges`).
     review: lets a person review the labels once they are audited; None: nobody is asked.
     reviewed: what came of that, in words.
     """

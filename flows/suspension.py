@@ -39,7 +39,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.tasks.context import logger
 from trimtab.tasks.registry import REJECTED, Approval, RegisteredRun, champion_to_replace
 from trimtab.tasks.report_export import export_audit
-from trimtab.tasks.reviews import keep_review
+from trimtab.tasks.sources import keep_review
 
 # What each flow may be suspended for; others cannot be.
 SUSPENDED_FOR = {

@@ -20,7 +20,6 @@ from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.config.reward import POLICY
 from trimtab.models.data.files import SUFFIXES
 from trimtab.models.data.readers import looks_like_hub_id
-from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.constitutions import PACKAGED
 
 # Every field of a configuration that names a place, and what lies there. A test holds this against
@@ -79,14 +78,6 @@ def _require(config: BaseModel, demand: Demand, access: Access) -> None:
     problems = list(_problems(config, demand, access, ""))
     if problems:
         raise AccessError("\n".join(problems))
-
-
-def judge_access_env() -> dict[str, str]:
-    """What tells a trainer where judges may be."""
-    access = access_of_run()
-    if access is None:
-        return {}
-    return {CONFINED_VARIABLE: "1", NETWORKS_VARIABLE: ",".join(access.allowed_networks)}
 
 
 def key_name(endpoint: EndpointConfig, access: Access | None) -> str | None:

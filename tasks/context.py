@@ -22,15 +22,14 @@ from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
-from trimtab.tasks.access import judge_access_env, require_access
+from trimtab.tasks.access import require_access
 from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.events import advanced
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
 from trimtab.tasks.gpu_slots import gpu_slots
+from trimtab.tasks.judges import judge_environment
 from trimtab.tasks.resources import ONE_CORE, Resources, share_of
-from trimtab.tasks.secrets import judge_keys
-from trimtab.tasks.spending import ledger_of_run
 
 WEIGHTS = ("model", "critic")  # folders of artifacts
 SECONDS_BETWEEN_UPDATES = 2.0
@@ -93,7 +92,7 @@ def run_stage_task(
     """Run a stage or find it done; called inside a Prefect task.
 
     inputs: artifacts by the names that the stage's trainer reads (`StageSpec.named`).
-    ledger: the run whose stages share what they may spend on judges (`trimtab.tasks.spending`).
+    ledger: the run whose stages share what they may spend on judges (`trimtab.tasks.judges`).
     Raises AccessError for a configuration that names what the run may not read or ask, InputError
     for missing or unknown inputs, and what `run_stage` raises.
     """
@@ -110,7 +109,7 @@ def run_stage_task(
         on_progress=progress,
         device_slots=partial(_slots_and_begin, place, label, spec.name),
         fence=end_if_started_again,
-        secrets=partial(_environment, spec, config, ledger),
+        secrets=partial(judge_environment, base.settings, spec.name, config, ledger),
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value
@@ -139,12 +138,6 @@ def run_stage_task(
     standing = board.standing()
     logger.info("%s: %s%s", label, how, f" ({standing})" if standing else "")
     return result
-
-
-def _environment(spec: StageSpec, config: BaseModel, ledger: str | None) -> dict[str, str]:
-    """Further variables of a stage's trainer: the judge's key, allowed networks, the ledger."""
-    shared = ledger_of_run(base_context().settings, spec.name, config, ledger)
-    return {**judge_keys(config), **judge_access_env(), **shared}
 
 
 @contextmanager

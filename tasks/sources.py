@@ -1,8 +1,13 @@
-"""Files that people give a run: brought into the store under their content."""
+"""Files that people give a run: brought into the store under their content.
+
+Among them is a person's review of labels that came while a run waited: it is checked first.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +16,7 @@ from typing import Any
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.fetch import FetchError, digest_of, fetch, is_stored
 from trimtab.infra.store.manifest import Provenance
+from trimtab.models.data import Source, read_review
 from trimtab.models.data.files import KINDS, SUFFIXES
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
@@ -18,6 +24,10 @@ from trimtab.tasks.access import access_of_run
 from trimtab.tasks.context import base_context
 
 _IS_REVIEW = "is_review"  # in the provenance of a file
+REVIEW_NAME = "review.jsonl"  # of verdicts that came as text: as the audit page's download
+SPLITS = ("train", "validation", "test")
+_LINE_END = re.compile(r"[\r\n]")
+_WORD = re.compile(r"\S")
 
 
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
@@ -88,6 +98,64 @@ def require_review(source: str | None) -> None:
     """Raise what `import_review` raises for a review that the store should have already."""
     if source is not None and is_stored(source):
         import_review(source)
+
+
+def keep_review(text: str, file: str, pairs: ArtifactRef) -> str | None:
+    """Check a review against the pairs it is of; its address in the store, for `relabel.review`.
+
+    It is the text of the file that the audit page downloads, or a path or s3:// address of one;
+    None where neither is given. Raises ValueError for both, trimtab.models.data.ReviewError with
+    all that is wrong with it, and what `import_review` raises.
+    """
+    text, file = text.strip(), file.strip().rstrip("/")
+    if text and file:
+        raise ValueError(f"found verdicts and the file {file!r}; allowed: one of them")
+    if not text and not file:
+        return None
+    with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
+        given = Path(scratch) / "given"
+        given.mkdir()
+        if text:
+            (given / REVIEW_NAME).write_text(one_a_line(text), "utf-8")
+        else:
+            _materialise(import_review(file), given)
+        (path,) = given.iterdir()
+        read_review(Source(str(path), name=path.name), _ids(pairs, Path(scratch) / "pairs"))
+        kept = publish_review(path)
+    return f"raw:{kept.key}/{path.name}"
+
+
+def one_a_line(text: str) -> str:
+    """JSON objects a line each, as a form's field of one line loses the ends of lines.
+
+    Text that is not only JSON stays as it is, for the reader to say what is wrong.
+    """
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while word := _WORD.search(text, at):
+        try:
+            _, at = decoder.raw_decode(text, word.start())
+        except (ValueError, RecursionError):
+            return text
+        found.append(_LINE_END.sub(" ", text[word.start() : at]) + "\n")
+    return "".join(found)
+
+
+def _ids(pairs: ArtifactRef, folder: Path) -> set[str]:
+    """The ids of an artifact's pairs, of all splits."""
+    _materialise(pairs, folder)
+    ids: set[str] = set()
+    for split in SPLITS:
+        with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+            ids |= {json.loads(line)["id"] for line in lines}
+    return ids
+
+
+def _materialise(ref: ArtifactRef, folder: Path) -> None:
+    store = base_context().store
+    manifest = store.find(ref.stage, ref.key)
+    if manifest is None:
+        raise LookupError(f"artifact {ref} vanished from {store.url}")
+    store.materialise(manifest, folder)
 
 
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:

@@ -1,4 +1,4 @@
-"""From a stage's specification to its Prefect task."""
+"""From a stage's specification to its Prefect task, and when that is tried again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from prefect.states import Completed
 from prefect.tasks import MaterializingTask
 from pydantic import BaseModel
 
+from trimtab.infra.processes.launch import TrainerKilledError
+from trimtab.infra.store.manifest import StoreUnavailableError
+from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
+from trimtab.tasks.cache_key import CodeChangedError
 from trimtab.tasks.context import run_stage_task
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE, Resources
-from trimtab.tasks.retries import RETRIES
 
 # Stages that make what a run is for: pairs, scorers, policies. Prefect calls them assets.
 ASSETS = {
@@ -29,6 +32,23 @@ ASSETS = {
     **dict.fromkeys(("reward_model", "advantage_model", "meta_rm"), "scorer"),
     **dict.fromkeys(("sft", "constitutional_sft", "ppo_max", "dpo", "cpl"), "policy"),
     **dict.fromkeys(("rejection_sampling", "rest", "hir"), "policy"),
+}
+
+_PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
+
+
+def is_transient(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Whether a task failed for a transient reason: a kill, an outage, or an edit of its code.
+
+    On retry a trainer continues from its newest checkpoint; after an edit it starts anew.
+    """
+    return isinstance(state.data, _PASSING)
+
+
+RETRIES: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 10, 30],
+    "retry_condition_fn": is_transient,
 }
 
 Files = Callable[[Any], Mapping[str, ArtifactRef]]

@@ -135,7 +135,7 @@ def test_a_block_that_is_not_there_is_named() -> None:
     _python(
         "import pytest\n"
         "from trimtab.models.config.judge import EndpointConfig\n"
-        "from trimtab.tasks.secrets import judge_keys\n"
+        "from trimtab.tasks.judges import judge_keys\n"
         "from trimtab.tasks.execution import StageInputError\n"
         "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"
         "    judge_keys(EndpointConfig(model='m', key_block='no-such'))"

@@ -21,7 +21,7 @@ from trimtab.models.config.base import deciding
 from trimtab.models.config.judge import JudgeAnswersConfig
 from trimtab.models.judge.budget import LIMITS_NAME, RUN_LEDGER_VARIABLE, RunLedger
 from trimtab.models.judge.chat import Usage
-from trimtab.tasks.spending import UnsharedLedgerError, ledger_of_run
+from trimtab.tasks.judges import UnsharedLedgerError, ledger_of_run
 
 ENDPOINT = {"model": "m", "input_price": 1.0, "max_cost": 5.0, "max_total_tokens": 1000}
 JUDGE = {"judge": {"endpoint": ENDPOINT}}

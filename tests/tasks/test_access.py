@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from trimtab.flows.config import RunConfig, load_config
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.access import AccessError
+from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.judge import JudgePreferencesConfig
@@ -23,20 +24,16 @@ from trimtab.models.config.reward import ExternalRewardModelConfig, ExternalVote
 from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
 from trimtab.models.packages import PACKAGED_MODELS
-from trimtab.models.specs import JUDGE_PREFERENCES
 from trimtab.models.training.embedding import PACKAGED_ENCODERS
-from trimtab.tasks import context as performing
-from trimtab.tasks import secrets as keys
-from trimtab.tasks import sources
+from trimtab.tasks import context, judges, sources
 from trimtab.tasks.access import (
     OUR_OWN,
     PLACES,
     access_of_run,
-    judge_access_env,
     kind_of,
     require_access,
 )
-from trimtab.tasks.secrets import judge_keys
+from trimtab.tasks.judges import judge_access_env, judge_environment, judge_keys
 from trimtab.tasks.sources import import_constitution, import_source
 
 # Fields that are texts and name no place.
@@ -199,7 +196,7 @@ def test_all_that_is_denied_is_said_at_once() -> None:
 def test_every_stage_is_checked_whatever_flow_it_is_of() -> None:
     """Before the store is opened or anything else is done."""
     with pytest.raises(AccessError, match="model.base: the path '/etc'"):
-        performing.run_stage_task(
+        context.run_stage_task(
             "sft", SFTConfig.model_validate({"model": {"base": "/etc"}}), {}, "sft"
         )
 
@@ -267,7 +264,7 @@ def test_a_trainer_gets_the_key_of_its_judge_and_no_other(monkeypatch: pytest.Mo
 
 
 def test_a_block_s_value_becomes_no_other_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_value_of", lambda block: f"of {block}")
+    monkeypatch.setattr(judges, "_value_of", lambda block: f"of {block}")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "x")
     monkeypatch.setenv("TRIMTAB_JUDGES", f"{JUDGE}=mine")
     require_access(_judged(key_block="mine"))
@@ -283,7 +280,7 @@ def test_trainers_are_told_where_judges_may_be(monkeypatch: pytest.MonkeyPatch) 
     told = {"TRIMTAB_IS_CONFINED": "1", "TRIMTAB_JUDGE_NETWORKS": "192.168.0.0/24,10.0.0.7/32"}
     assert judge_access_env() == told
     config = _judged(base_url="http://10.0.0.7/v1")
-    assert performing._environment(JUDGE_PREFERENCES, config, None) == told
+    assert judge_environment(Settings.from_env({}), "judge_preferences", config, None) == told
     assert "TRIMTAB_IS_CONFINED" not in os.environ
 
 

@@ -13,9 +13,8 @@ from trimtab.infra.store.fetch import FetchError, is_stored
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.data import ReviewError
 from trimtab.models.data.records import ArtifactRef
-from trimtab.tasks import reviews, sources
-from trimtab.tasks.reviews import SPLITS, keep_review, one_a_line
-from trimtab.tasks.sources import import_review, import_source
+from trimtab.tasks import sources
+from trimtab.tasks.sources import SPLITS, import_review, import_source, keep_review, one_a_line
 
 LINE = '{"id": "train-1", "verdict": "flip", "note": null}\n'
 
@@ -23,8 +22,7 @@ LINE = '{"id": "train-1", "verdict": "flip", "note": null}\n'
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     store = open_store(str(tmp_path / "store"))
-    for module in (sources, reviews):
-        monkeypatch.setattr(module, "base_context", lambda: SimpleNamespace(store=store))
+    monkeypatch.setattr(sources, "base_context", lambda: SimpleNamespace(store=store))
     return store
 
 

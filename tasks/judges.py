@@ -1,0 +1,101 @@
+"""What the environment of a stage's trainer says of the judges that it asks.
+
+Their keys are in the environment or in Prefect's Secret blocks; a trainer has no other secrets.
+
+Limits of what a whole run may spend on judges are kept by one ledger for each section of its
+configuration. A section is a stage's name with an endpoint, such as that of `evaluate.harmless`.
+Its limits are those of the whole run, whatever stages of it run at once, are tried again or go on
+after a kill. The ledgers lie in the folder of TRIMTAB_ANSWERS, which hosts that work for one run
+must share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+from prefect.blocks.system import Secret
+from pydantic import BaseModel
+
+from trimtab.infra.settings import Settings
+from trimtab.models.config.base import deciding
+from trimtab.models.config.judge import endpoints_of
+from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
+from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE, RunLedger
+from trimtab.tasks.access import access_of_run, key_name
+from trimtab.tasks.execution import StageInputError
+
+
+class UnsharedLedgerError(ValueError):
+    """Hosts of one run would each count by themselves what all of them may spend."""
+
+
+def judge_environment(
+    settings: Settings, stage: str, config: BaseModel, run: str | None
+) -> dict[str, str]:
+    """Variables of a stage's trainer: keys, where judges may be, the ledger of the stage's section.
+
+    Raises StageInputError and UnsharedLedgerError as below.
+    """
+    keys, ledger = judge_keys(config), ledger_of_run(settings, stage, config, run)
+    return {**keys, **judge_access_env(), **ledger}
+
+
+def judge_keys(config: BaseModel) -> dict[str, str]:
+    """Environment variable -> key, of the endpoints in a configuration.
+
+    Raises StageInputError where there is no such block.
+    """
+    access, found = access_of_run(), {}
+    for endpoint in endpoints_of(config):
+        name = key_name(endpoint, access)
+        if access is not None and name is not None:
+            access.demand_judge(endpoint.base_url, name)
+        if endpoint.key_block is not None:
+            found[endpoint.key_variable] = _value_of(endpoint.key_block)
+        elif name is not None and name in os.environ:
+            found[name] = os.environ[name]
+    return found
+
+
+def _value_of(block: str) -> str:
+    try:
+        found = Secret.load(block)
+    except ValueError:  # Prefect's: also where no block of the kind was ever saved
+        raise StageInputError(
+            f"key_block is {block!r}, and Prefect's server has no Secret block of that name: make "
+            "one on its page Blocks"
+        ) from None
+    assert isinstance(found, Secret)
+    return str(found.get())
+
+
+def judge_access_env() -> dict[str, str]:
+    """What tells a trainer where judges may be."""
+    access = access_of_run()
+    if access is None:
+        return {}
+    return {CONFINED_VARIABLE: "1", NETWORKS_VARIABLE: ",".join(access.allowed_networks)}
+
+
+def ledger_of_run(
+    settings: Settings, stage: str, config: BaseModel, run: str | None
+) -> dict[str, str]:
+    """The variable that names the ledger of a stage's section in a run; none without a limit.
+
+    Raises UnsharedLedgerError on a cluster whose hosts have no folder in common.
+    """
+    limited = next((each for each in endpoints_of(config) if each.is_limited), None)
+    if run is None or limited is None:
+        return {}
+    if settings.dask is not None and "TRIMTAB_ANSWERS" not in os.environ:
+        raise UnsharedLedgerError(
+            "TRIMTAB_DASK is set, and a judge has max_cost or max_total_tokens: set "
+            "TRIMTAB_ANSWERS to a folder that all hosts share, where they count what they spend"
+        )
+    what = json.dumps([getattr(config, "name", None), deciding(limited)], sort_keys=True)
+    section = f"{stage}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    folder = settings.answers / "ledgers" / run / section
+    RunLedger.create(folder, max_tokens=limited.max_total_tokens, max_cost=limited.max_cost)
+    return {RUN_LEDGER_VARIABLE: str(folder)}
