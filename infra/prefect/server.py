@@ -5,6 +5,10 @@ has imported the server as well), it outlives a killed command, and it stops bef
 down the last task runs. This one starts while the command still imports its flows; its end is the
 end of a pipe, which a kill -9 closes too; then it still takes in what it was sent.
 
+SQLite refuses at once to let a transaction write that began by reading while another has written
+since. Prefect then answers 503, and its client tries again in two seconds: at every other stage of
+a run that was two seconds for nothing. So the server tries such a request again itself.
+
 Imports no Prefect in the process that calls `local_prefect_server`.
 """
 
@@ -25,8 +29,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+from trimtab.infra.asgi import App, Message, Receive, Send, received, replayed
 from trimtab.infra.imports import quick_imports
-from trimtab.infra.prefect.busy_database import retry_when_busy
 from trimtab.infra.processes.fork_client import child_env
 from trimtab.infra.processes.locks import file_lock
 
@@ -42,6 +46,9 @@ NO_BLOCK_REGISTRATION = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
+
+_BUSY = 503
+RETRY_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
 
 
 class PrefectServerError(RuntimeError):
@@ -93,6 +100,44 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
         f"the embedded Prefect server {state} within {START_SECONDS:.0f} s; its messages are "
         f"above. Free space in the home folder, or set {API_URL_VARIABLE} to a server of your own"
     )
+
+
+def retry_when_busy(app: App) -> App:
+    """An ASGI application that answers as `app` does, but not at once that it is busy."""
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        request = await received(receive)
+        assert request is not None  # without a limit
+        for pause in RETRY_PAUSES:
+            if await _is_answered(app, scope, request, receive, send):
+                return
+            await asyncio.sleep(pause)
+        await app(dict(scope), replayed(request, receive), send)
+
+    return answer
+
+
+async def _is_answered(
+    app: App, scope: Message, request: Message, receive: Receive, send: Send
+) -> bool:
+    """Pass the request on, and back what comes, unless it is that the application is busy."""
+    is_busy = False
+
+    async def send_unless_busy(message: Message) -> None:
+        nonlocal is_busy
+        is_busy = is_busy or message.get("status") == _BUSY
+        if not is_busy:
+            await send(message)
+
+    try:
+        await app(dict(scope), replayed(request, receive), send_unless_busy)
+    except Exception:  # frameworks raise once more what they have answered with
+        if not is_busy:
+            raise
+    return not is_busy
 
 
 class _Briefly(logging.Filter):

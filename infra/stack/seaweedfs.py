@@ -1,21 +1,26 @@
 """SeaweedFS: an S3 server on loopback whose keys come from the environment.
 
 S3 asks for a signature made with the keys. The servers behind it, which know no users, ask for a
-certificate that only they have (mutual TLS), on HTTP and on gRPC.
+certificate that only they have (mutual TLS), on HTTP and on gRPC; it is made anew at each start.
 """
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from trimtab.infra.stack.bucket import create_bucket
-from trimtab.infra.stack.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
 from trimtab.infra.stack.programs import program
-from trimtab.infra.stack.supervisor import Service
+from trimtab.infra.stack.supervisor import Service, answers
 
 HOST = "127.0.0.1"
 _INNER = (
@@ -25,6 +30,9 @@ _INNER = (
 NUM_INNER_PORTS = len(_INNER)
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _HTTPS = ("master", "volume", "filer")
+AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
+_AGE = datetime.timedelta(days=3650)
+_SKEW = datetime.timedelta(days=1)
 
 
 def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Service:
@@ -37,7 +45,7 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
     user = _in_memory(json.dumps(_only_user()))
 
     def prepare() -> None:
-        make_certificates(folder, HOST)
+        _make_certificates(folder, HOST)
         (folder / "security.toml").write_text(_security())
 
     ports = {name: first_inner_port + index for index, name in enumerate(_INNER)}
@@ -66,7 +74,7 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
             *(program("weed"), f"-logdir={folder}", "server", "-s3"),
             *(f"-{name}={value}" for name, value in options.items()),
         ],
-        is_ready=lambda: _answers(endpoint),
+        is_ready=lambda: answers(endpoint, refusal=403),  # up: it refuses what has no keys
         ports=[port, *ports.values()],
         env={"GOMEMLIMIT": "300MiB"},
         descriptors=[user],
@@ -103,12 +111,45 @@ def _security() -> str:
     return "\n".join(sections)
 
 
-def _answers(endpoint: str) -> bool:
-    """S3 is up as soon as it refuses a request without keys."""
-    try:
-        with urllib.request.urlopen(endpoint, timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code == 403
-    except OSError:
-        return False
+def _make_certificates(folder: Path, host: str) -> None:
+    """Write an authority's certificate, and a server's and client's with its key, for an address.
+
+    The authority's own key is not kept: nobody can sign a further certificate. The key can be read
+    by its owner only.
+    """
+    signer = ec.generate_private_key(ec.SECP256R1())
+    authority = (
+        _unsigned("authority", signer.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(signer, hashes.SHA256())
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    certificate = (
+        _unsigned("server", key.public_key())
+        .add_extension(names, critical=False)
+        .add_extension(both, critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    (folder / AUTHORITY).write_bytes(authority.public_bytes(Encoding.PEM))
+    (folder / CERTIFICATE).write_bytes(certificate.public_bytes(Encoding.PEM))
+    (folder / KEY).touch(mode=0o600)
+    (folder / KEY).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _unsigned(name: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_named(name))
+        .issuer_name(_named("authority"))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _AGE)
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -25,7 +25,13 @@ from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import seaweedfs
 from trimtab.infra.stack.supervisor import LOOPBACK as HOST
-from trimtab.infra.stack.supervisor import POLL_SECONDS, START_SECONDS, Service, Supervisor
+from trimtab.infra.stack.supervisor import (
+    POLL_SECONDS,
+    START_SECONDS,
+    Service,
+    Supervisor,
+    answers,
+)
 
 POOL = "trimtab"
 _OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -311,12 +317,3 @@ def url(address: tuple[str, int]) -> str:
     """Of a server at this host and port."""
     host, port = address
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def answers(address: str) -> bool:
-    """Whether a server answers with success."""
-    try:
-        with urllib.request.urlopen(address, timeout=5):
-            return True
-    except OSError:
-        return False

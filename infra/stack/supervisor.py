@@ -17,6 +17,8 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -301,3 +303,12 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def answers(address: str, refusal: int | None = None) -> bool:
+    """Whether a server answers at an HTTP address: with success, or with the status `refusal`."""
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError as error:
+        return isinstance(error, urllib.error.HTTPError) and error.code == refusal

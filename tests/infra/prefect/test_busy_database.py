@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.infra.prefect import busy_database
-from trimtab.infra.prefect.busy_database import retry_when_busy
+from trimtab.infra.prefect import server
+from trimtab.infra.prefect.server import retry_when_busy
 
 PARTS = [
     {"type": "http.request", "body": b"ab", "more_body": True},
@@ -18,7 +18,7 @@ PARTS = [
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_database, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(server, "RETRY_PAUSES", (0.0, 0.0, 0.0))
 
 
 def _ask(num_busy: int, *, raises: bool = False, kind: str = "http") -> tuple[list[Any], list[Any]]:
