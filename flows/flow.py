@@ -16,7 +16,6 @@ from prefect import Flow, flow_engine
 from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import get_parameter_defaults
 
-from trimtab.flows.lifecycle import run_name
 from trimtab.flows.runner import task_runner
 from trimtab.infra.prefect.fence import watch_for_newer_start
 
@@ -47,12 +46,15 @@ class PlainParametersFlow(Flow[P, R]):
         return super().validate_parameters(parameters)
 
 
-def flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Make a function a flow, with the run's name and the task runner of them all."""
+def flow(name: str, subject: str = "{recipe}") -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Make a function a flow, with the task runner of them all.
+
+    subject: with the flow's name, what its run is named until its configuration is known.
+    """
 
     def made(function: Callable[P, R]) -> Flow[P, R]:
         return PlainParametersFlow(
-            function, name=name, flow_run_name=run_name, task_runner=task_runner()
+            function, name=name, flow_run_name=f"{name}-{subject}", task_runner=task_runner()
         )
 
     return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
-import coolname
-from coolname.loader import load_config
 from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
@@ -64,16 +61,6 @@ from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 from trimtab.tasks.sources import require_review
 
 logger = logging.getLogger("trimtab")
-# What Prefect's two pages name a run whose name nobody typed: alpha2-sirius, Sleek-Elk.
-_GREEK = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|"
-    "tau|upsilon|phi|chi|psi|omega"
-)
-_PRAISE = (
-    "Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|"
-    "Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible"
-)
-_FORM_S_NAME = re.compile(rf"(?:{_GREEK})\d*(?:-[a-z]*)+|(?:{_PRAISE})-[A-Za-z]+")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
@@ -109,43 +96,14 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
         board.expect(plan.costs())  # of which a stage's line is the nth
 
 
-def run_name() -> str:
-    """A flow run's name until its configuration is known: the typed name, or one made of its flow.
-
-    A typed name is kept; one that Prefect's server or its forms make up is not, nor one of the same
-    form: two words of the server's lists, a Greek letter and more words, as alpha-sirius, or one of
-    the older form's adjectives and a word, as Sleek-Elk.
-    """
-    found = str(flow_run.name)
-    return _automatic_name() if _is_made_up(found) else found
-
-
-def _is_made_up(name: str) -> bool:
-    """Whether Prefect chose a flow run's name: words of its generator, or of its forms."""
-    words = name.split("-")
-    return bool(_FORM_S_NAME.fullmatch(name)) or (len(words) == 2 and _words().issuperset(words))
-
-
-@cache
-def _words() -> frozenset[str]:
-    lists: Mapping[str, Any] = load_config(Path(coolname.__file__).parent / "data")
-    return frozenset(word for each in lists.values() for word in each.get("words", ()))
-
-
-def _automatic_name() -> str:
-    given = flow_run.parameters
-    about = given.get("recipe") or f"{given.get('paper')}-{given.get('exhibit')}"
-    return f"{flow_run.flow_name}-{about}"
-
-
 def _name_flow_run(config: RunConfig, name: RunName, commit: str | None) -> None:
-    """Give the flow run the run's name, unless it has one that was typed, and tags to filter by."""
+    """Give the flow run the run's name, and tags to filter by."""
     tags = {f"recipe:{config.recipe}"}
     if data := data_name(config):
         tags.add(f"data:{data}")
     if commit:
         tags.add(f"commit:{commit[:12]}")
-    _tag_flow_run(tags, RUN_TAGS, name.name if flow_run.name == _automatic_name() else None)
+    _tag_flow_run(tags, RUN_TAGS, name.name)
 
 
 def answered(numbers: Mapping[str, Any]) -> Any:

@@ -38,7 +38,7 @@ def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
     return name_run_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
-@flow(name="study")
+@flow(name="study", subject="{paper}-{exhibit}")
 def study(
     paper: Paper = "part-2",
     exhibit: ExhibitName = "figure-3",

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.utilities.names import generate_slug
 
-from trimtab.flows import commands, lifecycle
+from trimtab.flows import commands
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import main
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.lifecycle import run_name
 from trimtab.flows.names import (
     MAX_NAME,
     NAME_PATTERN,
@@ -225,22 +223,6 @@ def test_compare_shows_the_settings_that_differ(
     assert "| measure | mean | std | smoke-seed0 | smoke-seed1 |" in capsys.readouterr().out
     assert main(["compare", "smoke-seed0", "a"]) == 0
     assert "| (report of an earlier Trimtab) | unknown |  |" in capsys.readouterr().out
-
-
-def test_a_typed_run_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Prefect's server and its two forms fill in (3.8.8) is replaced, and nothing else."""
-
-    class _FlowRun:
-        name, flow_name, parameters = "", "rlhf", {"recipe": "smoke"}
-
-    monkeypatch.setattr(lifecycle, "flow_run", _FlowRun)
-    made_up = (generate_slug(2) for _ in range(100))
-    for name in (*made_up, "nu2-harada", "alpha-ursae-majoris-zuvan", "beta5--vega", "Sleek-Elk"):
-        _FlowRun.name = name
-        assert run_name() == "rlhf-smoke", name
-    for name in ("Tuesday, second try", "first-try", "kl-low", "Small-KL-0", "seed3"):
-        _FlowRun.name = name
-        assert run_name() == name
 
 
 def test_rounds_without_a_champion_are_idle_and_say_what_to_run(

@@ -109,6 +109,7 @@ class _OneRun:
     """A client of an API that has one run, whose tags somebody has chosen."""
 
     def __init__(self) -> None:
+        self.name = "alpha-sirius"
         self.tags = {"mine", "verdict:better", "recipe:other", "data:theirs"}
 
     def __enter__(self) -> _OneRun:
@@ -121,17 +122,18 @@ class _OneRun:
         return self
 
     def update_flow_run(self, _: UUID, *, name: str | None, tags: list[str]) -> None:
+        self.name = name or self.name
         self.tags = set(tags)
 
 
 def test_a_run_takes_the_tags_of_its_kinds_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     run = _OneRun()
     monkeypatch.setattr(lifecycle, "get_client", lambda **_: run)
-    monkeypatch.setattr(lifecycle, "flow_run", SimpleNamespace(id=UUID(LEASE), name="typed"))
-    monkeypatch.setattr(lifecycle, "_automatic_name", lambda: "x")
+    monkeypatch.setattr(lifecycle, "flow_run", SimpleNamespace(id=UUID(LEASE)))
     config = recipe_named("smoke")
     lifecycle._name_flow_run(config, name_run(config, "rlhf"), "c" * 40)
     assert run.tags == {"mine", "recipe:smoke", "commit:cccccccccccc"}
+    assert run.name == "smoke-seed0"
     lifecycle.answered({"verdict": "not shown to be better", "report": "r"})
     assert run.tags >= {"mine", "recipe:smoke", "verdict:not shown to be better"}
     assert {tag.partition(":")[0] for tag in run.tags} - {"mine"} < set(RUN_TAGS)
