@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
-from trimtab.flows.names import command_of
 from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
@@ -143,7 +142,8 @@ def _write(
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
-    exported = {"command": command_of(about), "settings": about.get("settings", {}), "card": card}
+    command = about.get("made", {}).get("command", "")
+    exported = {"command": command, "settings": about.get("settings", {}), "card": card}
     (target / "README.md").write_text(
         model_card(_about(run, role, stage, target, entry, exported, num_empty)), "utf-8"
     )

@@ -35,10 +35,9 @@ from trimtab.flows.exit_handling import is_interrupted
 from trimtab.flows.names import (
     RunName,
     check_free,
-    command_of,
     data_name,
     registered_model_name,
-    settings_of,
+    reviewed_name,
 )
 from trimtab.flows.run import Run, judgement_of_round, roles_of_round
 from trimtab.flows.runner import resources_of
@@ -161,7 +160,7 @@ def about_report(name: RunName, reviewed: str = "") -> dict[str, Any]:
         "version": trimtab.__version__,
         "host": socket.gethostname(),
         "commit": _commit() or "",
-        "command": command_of(name.about),
+        "command": name.command,
         "reviewed": reviewed,
     }
     return {**name.about, "made": made}
@@ -186,7 +185,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.seed": str(config.seed),
         "trimtab.flow": name.flow,
         "trimtab.data": data_name(config) or "as the recipe",
-        "mlflow.source.name": command_of(name.about) or name.name,
+        "mlflow.source.name": name.command or name.name,
         "mlflow.source.type": "LOCAL",
         **({"mlflow.source.git.commit": commit} if commit else {}),
     }
@@ -247,7 +246,7 @@ def finish_run(
     """
     results = {role: run.result(role) for role in run.roles}
     config = run.config
-    name = dataclasses.replace(name, settings=settings_of(config))  # with a person's review
+    name = reviewed_name(name, config)
     promoted = roles_of_round(champion, config.rounds.meta_rm_from).policy if champion else None
     summary = run.submit(
         REPORT,
@@ -284,7 +283,7 @@ def finish_run(
         config.fingerprint,
         {role: results[role] for role in SCORERS if role in results},
         name.name,
-        command_of(name.about),
+        name.command,
         promoted_by=_promoted_by(champion, results),
         verdict=verdict_of(numbers),
         page=str(numbers.get("report_link", "")),

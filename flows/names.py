@@ -15,6 +15,7 @@ name as well, the registered model of all runs on the same data (`registered_mod
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -25,12 +26,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
-from trimtab.flows.fields import section_of
 from trimtab.flows.overrides import format_overrides
-from trimtab.flows.recipes import ONLY_FLOW, RECIPES, recipe_named
+from trimtab.flows.recipes import ONLY_FLOW, RECIPES
 from trimtab.infra.report_folders import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import digest_of, is_remote
@@ -61,13 +61,16 @@ JUDGED_ON = ("world", "comparisons", "preferences", "sft", "constitution", "ai_l
 @dataclass(frozen=True)
 class RunName:
     """A run's name; `configuration` is the one it has by default. settings: by path, of all, with
-    the contents of files; files: by path as they were given, of the settings that name files."""
+    the contents of files; files: by path as they were given, of the settings that name files.
+    command: makes the run again, with its files where they were; empty for a run that is not of
+    `trimtab run` or `trimtab audit`."""
 
     name: str
     configuration: str
     flow: str
     settings: Mapping[str, Any]
     files: Mapping[str, Any]
+    command: str
 
     @property
     def about(self) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class RunName:
 def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
     part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else f"-{flow}"
-    return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config), files_of(config))
+    return _named(f"{_of_seed(config)}{part}", given, flow, config, settings_of(config))
 
 
 def name_run_over_seeds(
@@ -100,22 +103,23 @@ def name_run_over_seeds(
     parts = [flow, config.recipe, data_name(config), _said(changes)]
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
     name = "-".join(filter(None, parts))
-    return _named(name, given, flow, {**settings, **chosen}, files_of(config))
+    return _named(name, given, flow, config, {**settings, **chosen})
 
 
 def _named(
     configuration: str,
     given: str | None,
     flow: str,
+    config: RunConfig,
     settings: Mapping[str, Any],
-    files: Mapping[str, Any],
 ) -> RunName:
     if given is not None and not (re.fullmatch(NAME_PATTERN, given) and len(given) <= MAX_NAME):
         raise ConfigError(
             f"name: found {given!r}, allowed are up to {MAX_NAME} letters, digits and . _ = + -, "
             "the first a letter or a digit"
         )
-    return RunName(given or configuration, configuration, flow, settings, files)
+    name = RunName(given or configuration, configuration, flow, settings, _files(config), "")
+    return dataclasses.replace(name, command=_command(config, name))
 
 
 def check_free(name: RunName, settings: Settings) -> None:
@@ -162,42 +166,43 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return dict(_leaves(counted))
 
 
-def files_of(config: RunConfig) -> dict[str, Any]:
+def _files(config: RunConfig) -> dict[str, Any]:
     """The settings by dotted path that name files of this machine, as they were given."""
-    settings = settings_of(config)
     given = dict(_leaves(config.model_dump(mode="json")))
-    return {path: given[path] for path, value in settings.items() if given[path] != value}
-
-
-def command_of(about: Mapping[str, Any]) -> str:
-    """The command that makes a run again, with its files where they were.
-
-    `about` is as `RunName.about`; of an earlier Trimtab it may lack `files`, whose names then stand
-    with the beginning of their sha256. Empty for a run of another command than `trimtab run` and
-    `trimtab audit`.
-    """
-    settings = dict(about.get("settings", {}))
-    flow = about.get("flow", "rlhf")
-    if flow not in COMMAND_FLOWS:
-        return ""
-    recipe = settings.pop("recipe", "default")
-    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
-    options = []
-    if flow == "compare":
-        for name in ("arms", "seeds"):
-            options += [f"--{name}", ",".join(map(str, settings.pop(name, ())))]
-    changes = {
-        path: _without_defaults(path, own)
-        for path, own in settings.items()
-        if usual.get(path, ...) != own
+    return {
+        path: given[path] for path, value in settings_of(config).items() if given[path] != value
     }
-    changes |= {path: own for path, own in about.get("files", {}).items() if path in changes}
-    if about.get("name") != about.get("configuration"):
-        options += ["--name", str(about["name"])]
-    if recipe == "audit":
+
+
+def reviewed_name(name: RunName, config: RunConfig) -> RunName:
+    """The name of a run whose configuration has come to hold a person's review."""
+    name = dataclasses.replace(name, settings=settings_of(config))
+    return dataclasses.replace(name, command=_command(config, name))
+
+
+def _command(config: RunConfig, name: RunName) -> str:
+    """The command that makes a run of this configuration again."""
+    if name.flow not in COMMAND_FLOWS:
+        return ""
+    usual, given = settings_of(_recipe(config)), dict(_leaves(config.model_dump(mode="json")))
+    # Sections in a list, such as judges, each without its own defaults.
+    brief = dict(_leaves(config.model_dump(mode="json", exclude_defaults=True)))
+    changes = {
+        path: brief.get(path, given[path])
+        for path, value in name.settings.items()
+        if path in given and path != "recipe" and usual.get(path, ...) != value
+    }
+    options = [] if name.name == name.configuration else ["--name", name.name]
+    if config.recipe == "audit":
         return shlex.join(["trimtab", "audit", *_words_of_audit(changes), *options])
-    kind = [] if flow == "rlhf" else ["--flow", flow]
-    return shlex.join(["trimtab", "run", recipe, *kind, *options, *format_overrides(changes)])
+    kind = [] if name.flow == "rlhf" else ["--flow", name.flow]
+    if name.flow == "compare":
+        for option in ("arms", "seeds"):
+            kind += [f"--{option}", ",".join(map(str, name.settings[option]))]
+        changes.pop("arms", None)
+    return shlex.join(
+        ["trimtab", "run", config.recipe, *kind, *options, *format_overrides(changes)]
+    )
 
 
 def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
@@ -213,21 +218,6 @@ def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
         for each in [value] if isinstance(value, str) else value:
             words += [option, str(each)]
     return words + format_overrides(left)
-
-
-def _without_defaults(path: str, value: Any) -> Any:
-    """Several sections, such as judges, each without its own defaults; any other value as it is."""
-    if not (isinstance(value, list) and any(isinstance(each, dict) for each in value)):
-        return value
-    *above, name = path.split(".")
-    section: Any = RunConfig
-    try:
-        for each in above:
-            section = section_of(section.model_fields[each])
-        kind = TypeAdapter(section.model_fields[name].annotation)
-        return kind.dump_python(kind.validate_python(value), mode="json", exclude_defaults=True)
-    except (ValidationError, KeyError, AttributeError):  # of another version of Trimtab
-        return value
 
 
 def data_name(config: RunConfig) -> str:

@@ -77,7 +77,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     publish("policy_full", "ppo_max", {"model/model.safetensors": {"a": np.ones(1)}, "x.jsonl": ""})
 
     config = apply_changes(recipe_named("smoke"), {"seed": 3, "ppo": {"kl_coef": 0.3}})
-    write_run(home / "reports/mine", name_run(config, "rlhf", "mine").about)
+    name = name_run(config, "rlhf", "mine")
+    write_run(home / "reports/mine", {**name.about, "made": {"command": name.command}})
     scorer = {
         "role": "advantage_model",
         **dict.fromkeys(FIGURES, ESTIMATE),

@@ -19,7 +19,6 @@ from trimtab.flows.names import (
     MAX_NAME,
     NAME_PATTERN,
     check_free,
-    command_of,
     data_name,
     name_run,
     registered_model_name,
@@ -244,16 +243,16 @@ def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
 
 def test_the_command_of_a_run_makes_it_again() -> None:
     config = apply_changes(recipe_named("smoke"), parse_overrides(["ppo.kl_coef=0.25"]))
-    command = command_of(name_run(config, "reward").about)
+    command = name_run(config, "reward").command
     assert command == "trimtab run smoke --flow reward ppo.kl_coef=0.25"
     (*_, change) = command.split()
     again = apply_changes(recipe_named("smoke"), parse_overrides([change]))
     assert name_run(again, "reward") == name_run(config, "reward")
     first, _ = configs_of_seeds("smoke", ["dpo"], [3, 4], None)
     compared = comparison_name(first, ["dpo"], [3, 4])
-    assert command_of(compared.about) == "trimtab run smoke --flow compare --arms dpo --seeds 3,4"
-    assert command_of(name_run(config, "rounds").about) == ""
-    named = command_of(name_run(config, "rlhf", "mine").about)
+    assert compared.command == "trimtab run smoke --flow compare --arms dpo --seeds 3,4"
+    assert name_run(config, "rounds").command == ""
+    named = name_run(config, "rlhf", "mine").command
     assert named == "trimtab run smoke --name mine ppo.kl_coef=0.25"
 
 
@@ -294,7 +293,7 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
         reward_models=["someone/model"],
     )
     config = apply_changes(recipe_named("audit"), changes)
-    command = command_of(name_run(config, "label-audit", "mine").about)
+    command = name_run(config, "label-audit", "mine").command
     assert command == (
         f"trimtab audit '{pairs}' someone/pairs --columns chosen=better,rejected=worse "
         f"--votes {votes} --votes {panel} --reward-model someone/model --apply {review} "
@@ -307,17 +306,8 @@ def test_a_column_with_a_comma_in_an_audits_command_stays_a_setting(tmp_path: Pa
     path.write_text("a")
     given = ["preferences.columns={chosen: 'a, b'}"]
     config = apply_changes(recipe_named("audit"), commands.changes_of_audit([str(path)], given))
-    command = command_of(name_run(config, "label-audit").about)
+    command = name_run(config, "label-audit").command
     assert command == f"trimtab audit {path} 'preferences.columns.chosen=a, b'"
     sources, overrides = commands.files_and_overrides(shlex.split(command)[2:])
     again = apply_changes(recipe_named("audit"), commands.changes_of_audit(sources, overrides))
     assert again == config
-
-
-def test_the_command_of_an_earlier_report_has_the_names_of_its_files(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("a")
-    config = apply_changes(recipe_named("audit"), commands.changes_of_audit([str(path)], []))
-    about = name_run(config, "label-audit").about
-    del about["files"]
-    assert re.fullmatch(r"trimtab audit 'pairs.jsonl [0-9a-f]{16}'", command_of(about))

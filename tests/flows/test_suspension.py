@@ -17,7 +17,7 @@ from trimtab.flows import lifecycle, suspension
 from trimtab.flows.checks import refuse_suspension
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.names import command_of, name_run
+from trimtab.flows.names import name_run
 from trimtab.flows.outcomes import OUTCOMES
 from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
@@ -228,13 +228,13 @@ def test_a_suspension_does_not_count_for_results() -> None:
     usual, asked = recipe_named("smoke"), _config(for_champion_approval=True)
     assert asked.fingerprint == usual.fingerprint
     assert name_run(asked, "rlhf").name == "smoke-seed0-suspend.for_champion_approval=true"
-    assert command_of(name_run(asked, "rlhf").about) == "trimtab run smoke"
+    assert name_run(asked, "rlhf").command == "trimtab run smoke"
 
 
 def test_the_command_of_a_reviewed_run_has_its_review() -> None:
     address = f"raw:{'a' * 64}/review.jsonl"
     reviewed = apply_changes(recipe_named("smoke"), {"relabel": {"review": address}})
-    command = command_of(name_run(reviewed, "rlhf").about)
+    command = name_run(reviewed, "rlhf").command
     assert command == f"trimtab run smoke relabel.review={address}"
     assert apply_changes(recipe_named("smoke"), parse_overrides(command.split()[3:])) == reviewed
 
