@@ -1,24 +1,13 @@
 """The whole experiment on one page: which stages a run of each flow is made of.
 
-Each flow is a module of its own, because Prefect makes a flow's form when its module is imported,
-and a process that runs one flow has no use for the forms of the others.
+A run of a flow hands them to Prefect (`trimtab.flows.lifecycle.run_flow`), a plan only notes them
+down. Each flow is a module of its own, because Prefect makes a flow's form when its module is
+imported, and a process that runs one flow has no use for the forms of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from trimtab.flows.config import seeded
-from trimtab.flows.lifecycle import (
-    about_report,
-    answered,
-    finish_run,
-    require_startable,
-    tracked_flow,
-)
-from trimtab.flows.names import name_run
-from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, read_pairs
 from trimtab.flows.pipeline.labels import (
     add_embedding_models,
@@ -29,33 +18,9 @@ from trimtab.flows.pipeline.labels import (
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
-from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
-from trimtab.flows.suspension import review_labels
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
-
-
-def run_flow(
-    flow: str,
-    stages: Callable[[Run], int | None],
-    recipe: RecipeName,
-    changes: RunChanges | None,
-    given_name: str | None = None,
-) -> dict[str, object]:
-    """Run `stages` with a recipe and its changes, and write the report."""
-    config = apply_changes(recipe_named(recipe), changes)
-    require_startable(config, flow)
-    name = name_run(config, flow, given_name)
-    run = Run(config, name=name.name)
-    with tracked_flow(config, name) as tracked:
-        if config.suspend.for_label_review:
-            about = about_report(name)
-            run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
-        champion = stages(run)
-        numbers = finish_run(run, tracked, champion, name)
-    found: dict[str, object] = answered(numbers)
-    return found
 
 
 def rlhf(run: Run) -> int | None:

@@ -1,4 +1,4 @@
-"""The start and end of a flow run: MLflow run, name, report, registered models."""
+"""A flow run from its start to its end: checks, MLflow run, name, report, registered models."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -36,12 +36,15 @@ from trimtab.flows.names import (
     RunName,
     check_free,
     data_name,
+    name_run,
     registered_model_name,
     reviewed_name,
 )
+from trimtab.flows.overrides import RunChanges, apply_changes
+from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run, judgement_of_round, roles_of_round
 from trimtab.flows.runner import resources_of
-from trimtab.flows.suspension import approval_of, require_resumable
+from trimtab.flows.suspension import approval_of, require_resumable, review_labels
 from trimtab.infra.prefect.app import RUN_TAGS
 from trimtab.infra.prefect.fence import end_if_started_again
 from trimtab.infra.processes.gpus import unused_gpus
@@ -63,6 +66,28 @@ logger = logging.getLogger("trimtab")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
+
+
+def run_flow(
+    flow: str,
+    stages: Callable[[Run], int | None],
+    recipe: RecipeName,
+    changes: RunChanges | None,
+    given_name: str | None = None,
+) -> dict[str, object]:
+    """Run `stages` with a recipe and its changes, and write the report."""
+    config = apply_changes(recipe_named(recipe), changes)
+    require_startable(config, flow)
+    name = name_run(config, flow, given_name)
+    run = Run(config, name=name.name)
+    with tracked_flow(config, name) as tracked:
+        if config.suspend.for_label_review:
+            about = about_report(name)
+            run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
+        champion = stages(run)
+        numbers = finish_run(run, tracked, champion, name)
+    found: dict[str, object] = answered(numbers)
+    return found
 
 
 def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trimtab.flows import experiment
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import run_flow
 from trimtab.flows.names import GivenName
 from trimtab.flows.overrides import RunChanges
 from trimtab.flows.recipes import RecipeName
@@ -23,4 +24,4 @@ def reward(
         name: Name of report and MLflow run; left empty, it is made of recipe, seed and changes,
             such as smoke-seed0
     """
-    return experiment.run_flow("reward", experiment.reward, recipe, changes, name)
+    return run_flow("reward", experiment.reward, recipe, changes, name)
