@@ -15,7 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from trimtab.flows.config import RunConfig
-from trimtab.flows.fields import Setting, section_of, settings_of
+from trimtab.flows.fields import Setting, settings_of
+from trimtab.flows.paths import section_of
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from trimtab.flows.errors import ConfigError, unknown_name
 from trimtab.flows.explain import explain
+from trimtab.flows.paths import value_at
 from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.models.config.training import trainer_of
 from trimtab.models.gpu_check.parts import PARTS
@@ -126,12 +127,7 @@ def check_gpu(
         if path and not path.exists():
             raise ConfigError(f"{option}: nothing is at {path}")
     smoke = recipe_named("smoke").model_dump(mode="json")
-    stages = {}
-    for stage, place in SMOKE.items():
-        section = smoke
-        for name in place.split("."):
-            section = section[name]
-        stages[stage] = section
+    stages = {stage: value_at(smoke, path)[1] for stage, path in SMOKE.items()}
     _make(out, "--out")
     request = {
         "minutes": minutes,

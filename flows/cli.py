@@ -186,9 +186,9 @@ def _recipes() -> list[str]:
 
 def _fields() -> list[tuple[str, str]]:
     from trimtab.flows.config import RunConfig
-    from trimtab.flows.explain import described_fields
+    from trimtab.flows.paths import fields_of
 
-    return [(f"{path}=", what) for path, what in described_fields(RunConfig)]
+    return [(f"{path}=", field.description or "") for path, field in fields_of(RunConfig)]
 
 
 def _arms() -> list[str]:

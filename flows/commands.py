@@ -37,12 +37,12 @@ from trimtab.flows.names import check_free, name_run
 from trimtab.flows.overrides import (
     RoundChanges,
     apply_changes,
-    merged_changes,
     parse_overrides,
     read_changes,
     validate_changes,
-    without_recipe_s_own,
+    without_usual,
 )
+from trimtab.flows.paths import merged_changes
 from trimtab.flows.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.terminal import shown_live
 from trimtab.infra.imports import quick_imports
@@ -108,7 +108,7 @@ def recipe_and_changes(
             raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
         recipe = recipe or own
         if recipe is not None:
-            given = without_recipe_s_own(given, recipe_named(recipe))
+            given = without_usual(given, recipe_named(recipe).model_dump(mode="json"))
         changes = merged_changes(given, changes)
     if recipe is None:
         raise ConfigError(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from trimtab.flows.paths import fields_of, sections_in
 from trimtab.models.config.base import MAY_BE_SECRET
 
 # The type of a mistake whose message is already what `explain` says.
@@ -72,37 +73,22 @@ def short(value: object) -> str:
     return f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 4 :]}"
 
 
-def _sections_in(kind: Any) -> list[type[BaseModel]]:
-    """The models in a field's type: itself, one of several, or items."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [kind]
-    return [section for inner in get_args(kind) for section in _sections_in(inner)]
-
-
 def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         if isinstance(part, int):  # one of several
             continue
         field = model.model_fields.get(part)
-        sections = [] if field is None else _sections_in(field.annotation)
+        sections = [] if field is None else sections_in(field.annotation)
         if not sections:
             return []
         model = sections[0]
     return list(model.model_fields)
 
 
-def described_fields(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
-    """Every field of a configuration, and of its sections, by path, with its description."""
-    for name, field in model.model_fields.items():
-        yield f"{above}{name}", field.description or ""
-        for section in _sections_in(field.annotation):
-            yield from described_fields(section, f"{above}{name}.")
-
-
 def _unknown(path: str, known: list[str], model: type[BaseModel]) -> str:
     name = path.rpartition(".")[2]
     near = difflib.get_close_matches(name, known, n=1)
-    near = near or [each for each, _ in described_fields(model) if each.rpartition(".")[2] == name]
+    near = near or [each for each, _ in fields_of(model) if each.rpartition(".")[2] == name]
     if near:
         names = " or ".join(repr(each) for each in near[:MAX_HINTS])
         return f"{path}: unknown field {name!r}; did you mean {names}?"

@@ -7,13 +7,14 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.explain import MAX_HINTS
+from trimtab.flows.paths import section_of, value_at
 
 WIDTH = 96
 TYPES = {
@@ -65,13 +66,6 @@ def settings_of(model: type[BaseModel], above: str = "") -> Iterator[Setting]:
             yield Setting(f"{above}{name}", field)
         else:
             yield from settings_of(section, f"{above}{name}.")
-
-
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field is, alone or beside null."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return found[0] if found and get_args(field.annotation)[1:] in ((), (type(None),)) else None
 
 
 def as_json(value: Any) -> str:
@@ -182,19 +176,9 @@ def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:
 
 def _said(setting: Setting, values: Mapping[str, Any]) -> str:
     """A setting's value in a recipe, what is allowed, and its description."""
-    value, is_off = _value_at(values, setting.path)
+    place, value = value_at(values, setting.path)
+    is_off = place != setting.path
     said = setting.default if is_off else as_json(value)
-    off = f" (the section is off: {is_off}=null)" if is_off else ""
+    off = f" (the section is off: {place}=null)" if is_off else ""
     about = textwrap.wrap(f"{setting.description}. Allowed: {setting.allowed}.", WIDTH - 4)
     return "\n".join([f"{setting.path}={said}{off}", *(f"    {line}" for line in about)])
-
-
-def _value_at(values: Mapping[str, Any], path: str) -> tuple[Any, str]:
-    """The value at a path; or the path of the section above it that is null."""
-    found: Any = values
-    names = path.split(".")
-    for number, name in enumerate(names):
-        if found is None:
-            return None, ".".join(names[:number])
-        found = found[name]
-    return found, ""

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from pydantic import Field
 
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
 from trimtab.flows.overrides import format_overrides
+from trimtab.flows.paths import leaves, value_at
 from trimtab.flows.recipes import ONLY_FLOW, RECIPES
 from trimtab.infra.report_folders import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
@@ -163,12 +164,12 @@ def _judged_on(config: RunConfig) -> dict[str, Any]:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """All settings that count for results by dotted path; a file is `<name> <sha256>`."""
     counted = {name: own for name, own in _plain(config).items() if name not in NOT_COUNTED}
-    return dict(_leaves(counted))
+    return dict(leaves(counted))
 
 
 def _files(config: RunConfig) -> dict[str, Any]:
     """The settings by dotted path that name files of this machine, as they were given."""
-    given = dict(_leaves(config.model_dump(mode="json")))
+    given = dict(leaves(config.model_dump(mode="json")))
     return {
         path: given[path] for path, value in settings_of(config).items() if given[path] != value
     }
@@ -184,9 +185,9 @@ def _command(config: RunConfig, name: RunName) -> str:
     """The command that makes a run of this configuration again."""
     if name.flow not in COMMAND_FLOWS:
         return ""
-    usual, given = settings_of(_recipe(config)), dict(_leaves(config.model_dump(mode="json")))
+    usual, given = settings_of(_recipe(config)), dict(leaves(config.model_dump(mode="json")))
     # Sections in a list, such as judges, each without its own defaults.
-    brief = dict(_leaves(config.model_dump(mode="json", exclude_defaults=True)))
+    brief = dict(leaves(config.model_dump(mode="json", exclude_defaults=True)))
     changes = {
         path: brief.get(path, given[path])
         for path, value in name.settings.items()
@@ -259,7 +260,7 @@ def _changes(config: RunConfig) -> dict[str, Any]:
     Of a section that the recipe does not have only what differs from the section's own defaults.
     """
     ours, usual = (
-        dict(_leaves(_plain(each, exclude_defaults=True))) for each in (config, _recipe(config))
+        dict(leaves(_plain(each, exclude_defaults=True))) for each in (config, _recipe(config))
     )
     found = {}
     for path in (*ours, *(path for path in usual if path not in ours)):
@@ -269,20 +270,9 @@ def _changes(config: RunConfig) -> dict[str, Any]:
             or (path in ours and ours[path] == usual.get(path, ...))
         ):
             continue
-        place, value = (path, ours[path]) if path in ours else _at(_plain(config), path)
+        place, value = (path, ours[path]) if path in ours else value_at(_plain(config), path)
         found[place] = value
     return found
-
-
-def _at(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """The value at a path, or the nearest value above it if a section there is null."""
-    found: Any = values
-    names = path.split(".")
-    for number, name in enumerate(names, start=1):
-        found = found[name]
-        if not isinstance(found, dict):
-            return ".".join(names[:number]), found
-    return path, found
 
 
 def _plain(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
@@ -321,15 +311,6 @@ def _content(path: Path) -> str:
 @lru_cache
 def _content_as_seen(path: Path, _size: int, _changed: int) -> str:
     return digest_of(path)
-
-
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted path; an empty section counts as a value."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def _said(changes: Mapping[str, Any]) -> str:

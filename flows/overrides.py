@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
@@ -36,8 +36,8 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from trimtab.flows.config import ConfigError, RunConfig, load_config
 from trimtab.flows.explain import EXPLAINED, explain, explained, short
-from trimtab.flows.fields import section_of
 from trimtab.flows.form import CHANGE, OFTEN, add_often_changed, as_drawn
+from trimtab.flows.paths import leaves, merged_changes, nested, section_of, value_at
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
@@ -90,23 +90,14 @@ def _by_section(values: Any) -> Any:
     if not isinstance(values, Mapping):
         return values
     by_path = {path: values[path] for path in OFTEN if "." in path and path in values}
-    found = {name: value for name, value in values.items() if name not in by_path}
+    sections = {name: value for name, value in values.items() if name not in by_path}
     for path, value in by_path.items():
-        other: Any = found
-        for name in path.split("."):
-            other = other.get(name, ...) if isinstance(other, Mapping) else other
+        _, other = value_at(sections, path)
         if other not in (..., value):
             said = f"{path}: given twice, found {short(value)} and {short(other)}"
             raise PydanticCustomError(EXPLAINED, "{text}", {"text": said})
-        found = _merged(found, _nested(path, value))
-    return found
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    found: dict[str, Any] = value
-    return found
+        sections = merged_changes(sections, nested(path, value))
+    return sections
 
 
 def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = "") -> Any:
@@ -198,7 +189,7 @@ def apply_changes(
         changes = validate_changes(changes, kind)
     given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
-    return load_config(_merged(_without_others_categories(values, given), given))
+    return load_config(merged_changes(_without_others_categories(values, given), given))
 
 
 def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
@@ -242,17 +233,6 @@ def _cleared(value: Any) -> Any:
     return _without_empty(value) if isinstance(value, dict) else value
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(values)
-    for name, new in changes.items():
-        old = result.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            result[name] = _merged(old, new)
-        else:
-            result[name] = new
-    return result
-
-
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Parse `path.to.field=value` overrides to nested values; a value is JSON, else plain text."""
     changes: dict[str, Any] = {}
@@ -260,11 +240,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         path, separator, text = override.partition("=")
         if not separator:
             raise ConfigError(f"{override!r} is not of the form field=value")
-        first, *rest = path.split(".")
-        value = _value(text)
-        for name in reversed(rest):
-            value = {name: value}
-        changes = _merged(changes, {first: value})
+        changes = merged_changes(changes, nested(path, _value(text)))
     return _with_lists(changes, RunConfig)
 
 
@@ -312,27 +288,17 @@ def read_changes(path: Path) -> dict[str, Any]:
     return _with_lists(found, RunConfig)
 
 
-def without_recipe_s_own(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Changes without those settings that a recipe's configuration has already."""
-    return _differing(changes, config.model_dump(mode="json"))
-
-
-def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, value in given.items():
+def without_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes without those settings that have their usual value."""
+    left = {}
+    for name, value in changes.items():
         there = usual.get(name, ...)
         if isinstance(value, dict) and isinstance(there, dict):
-            inside = _differing(value, there)
-            if inside:
-                found[name] = inside
+            if inside := without_usual(value, there):
+                left[name] = inside
         elif value != there:
-            found[name] = value
-    return found
-
-
-def merged_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Several changes as one; later ones win."""
-    return reduce(_merged, changes, {})
+            left[name] = value
+    return left
 
 
 def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
@@ -341,15 +307,7 @@ def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]
         return []
     if isinstance(changes, BaseModel):
         changes = changes.model_dump(mode="json", exclude_unset=True)
-    return [f"{path}={_text(value)}" for path, value in _leaves(_without_empty(changes))]
-
-
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+    return [f"{path}={_text(value)}" for path, value in leaves(_without_empty(changes))]
 
 
 def _text(value: Any) -> str:
