@@ -54,7 +54,7 @@ from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data.baseline import BaselineError, compare, read_baseline, votes_beside
+from trimtab.models.data.baseline import BaselineError, compare, read_baseline
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
@@ -268,7 +268,7 @@ def run_audit(
     """Run a label audit; the numbers of its page, where its rows went, and where its files lie.
 
     baseline: what an earlier audit wrote, to compare with: under `baseline` are the numbers of
-    `Difference`, and how many of the labels that it does not have are wrong. is_quiet: nothing but
+    `Comparison`, and how many of the labels that it does not have are wrong. is_quiet: nothing but
     the log is printed. ConfigError for a baseline that is none, CommandError for one without a pair
     of these.
     """
@@ -306,21 +306,20 @@ def _compare_with_baseline(
 ) -> tuple[dict[str, Any], list[str]]:
     """How an audit differs from an earlier one, as numbers and in words."""
     try:
-        difference = compare(earlier, Path(found["pairs"]))
+        comparison = compare(earlier, Path(found["pairs"]))
     except BaselineError as error:
         raise CommandError(f"--baseline: {error}") from error
-    numbers: dict[str, Any] = difference.numbers()
-    lines = difference.lines()
-    if found.get("can_be_believed") and difference.num_changed:
+    numbers: dict[str, Any] = {**comparison.numbers}
+    lines = comparison.lines()
+    if found.get("can_be_believed") and numbers["num_changed"]:
         import numpy as np
 
         from trimtab.models.statistics.wrong_labels import wrong_labels
 
-        votes = votes_beside(earlier, Path(found["pairs"]))
-        strength, is_changed = np.array(votes.strengths), np.array(votes.is_changed)
+        strength, is_changed = np.array(comparison.strengths), np.array(comparison.is_changed)
         wrong = wrong_labels(strength, found["worth_of_a_pair"], is_changed)
         numbers |= wrong.numbers() if wrong else {}
-        lines += filter(None, [really_wrong(numbers, difference.num_changed_wrong)])
+        lines += filter(None, [really_wrong(numbers, numbers["num_changed_wrong"])])
     return numbers, lines
 
 

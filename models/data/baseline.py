@@ -5,7 +5,7 @@ Pairs are known by their texts, not by ids or places: prompt, answer labelled be
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,18 @@ from trimtab.models.data.summary import content_digest
 
 TEXTS: Final = ("prompt", "chosen", "rejected")
 STRENGTH: Final = "mean preference difference"
+NUMBERS: Final = (
+    "num_common",
+    "num_newly_wrong",
+    "num_no_longer_wrong",
+    "num_turned",
+    "num_turned_wrong",
+    "num_new",
+    "num_new_wrong",
+    "num_gone",
+    "num_changed",
+    "num_changed_wrong",
+)
 ALLOWED: Final = "audited.parquet or audited.jsonl.gz of a label audit"
 
 
@@ -23,106 +35,70 @@ class BaselineError(ValueError):
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How the labels of an audit differ from those of an earlier one.
+class Comparison:
+    """The labels of an audit beside those of an earlier one.
 
-    Every label is in one of three parts. num_common: it was in the earlier audit; of these
+    numbers: Every label is in one of three parts. num_common: it was in the earlier audit; of these
     num_newly_wrong look wrong now and did not, num_no_longer_wrong did and do not. num_turned: the
     earlier audit has the pair with the other label. num_new: it has no such pair. Of the latter two
-    num_turned_wrong and num_new_wrong look wrong. num_gone: labels of the earlier audit that are
-    neither the same here nor turned round.
+    num_turned_wrong and num_new_wrong look wrong; num_changed and num_changed_wrong are their sums.
+    num_gone: labels of the earlier audit that are neither the same here nor turned round.
+    strengths, is_changed: of each label, and whether it is turned round or new.
     """
 
-    num_common: int
-    num_newly_wrong: int
-    num_no_longer_wrong: int
-    num_turned: int
-    num_turned_wrong: int
-    num_new: int
-    num_new_wrong: int
-    num_gone: int
-
-    @property
-    def num_changed(self) -> int:
-        """Labels that the earlier audit does not have."""
-        return self.num_new + self.num_turned
-
-    @property
-    def num_changed_wrong(self) -> int:
-        """Of these the ones that look wrong."""
-        return self.num_new_wrong + self.num_turned_wrong
-
-    def numbers(self) -> dict[str, int]:
-        """All of them by name."""
-        sums = {name: getattr(self, name) for name in ("num_changed", "num_changed_wrong")}
-        return asdict(self) | sums
+    numbers: dict[str, int]
+    strengths: list[float]
+    is_changed: list[bool]
 
     def lines(self) -> list[str]:
         """For people."""
-        share = f" ({self.num_changed_wrong / self.num_changed:.1%})" if self.num_changed else ""
+        n = self.numbers
+        changed, wrong = n["num_changed"], n["num_changed_wrong"]
+        share = f" ({wrong / changed:.1%})" if changed else ""
         return [
-            f"Of {self.num_common:,} labels that are in the baseline too, {self.num_newly_wrong:,} "
-            f"newly look wrong, and {self.num_no_longer_wrong:,} no longer do.",
-            f"Of {self.num_changed:,} that are not in it ({self.num_new:,} new pairs, "
-            f"{self.num_turned:,} labels turned round), {self.num_changed_wrong:,} look "
-            f"wrong{share}. {self.num_gone:,} of its labels are gone.",
+            f"Of {n['num_common']:,} labels that are in the baseline too, "
+            f"{n['num_newly_wrong']:,} newly look wrong, and {n['num_no_longer_wrong']:,} no "
+            "longer do.",
+            f"Of {changed:,} that are not in it ({n['num_new']:,} new pairs, {n['num_turned']:,} "
+            f"labels turned round), {wrong:,} look wrong{share}. {n['num_gone']:,} of its labels "
+            "are gone.",
         ]
 
 
 def read_baseline(path: Path) -> dict[bytes, bool]:
     """Whether each label of an audited set looks wrong, by its texts; BaselineError for others."""
-    found = dict(_labels(path))
-    if not found:
+    looks_wrong = {_key(row): row[STRENGTH] < 0 for row in _rows(path)}
+    if not looks_wrong:
         raise BaselineError(f"{path} has no pairs; allowed: {ALLOWED}")
-    return found
+    return looks_wrong
 
 
-@dataclass(frozen=True)
-class Votes:
-    """Of each of N labels its strength, and whether an earlier audit lacks it."""
-
-    strengths: list[float]
-    is_changed: list[bool]
-
-
-def votes_beside(baseline: dict[bytes, bool], audited: Path) -> Votes:
-    """The votes on an audited set, beside the labels of `read_baseline`."""
-    found = Votes([], [])
-    for row in _rows(audited):
-        found.strengths.append(row[STRENGTH])
-        found.is_changed.append(_key(row) not in baseline)
-    return found
-
-
-def compare(baseline: dict[bytes, bool], audited: Path) -> Difference:
+def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
     """Compare an audited set with `read_baseline`'s; BaselineError where no pair is in both."""
-    counts = dict.fromkeys(Difference.__dataclass_fields__, 0)
-    seen: set[bytes] = set()
+    found = Comparison(dict.fromkeys(NUMBERS, 0), [], [])
+    numbers, missing = found.numbers, set(baseline)
     for row in _rows(audited):
-        label, other = _key(row), _key(row, is_turned=True)
-        is_wrong = row[STRENGTH] < 0
+        label, turned, is_wrong = _key(row), _key(row, is_turned=True), row[STRENGTH] < 0
+        found.strengths.append(row[STRENGTH])
+        found.is_changed.append(label not in baseline)
         if label in baseline:
-            seen.add(label)
-            counts["num_common"] += 1
-            counts["num_newly_wrong"] += is_wrong and not baseline[label]
-            counts["num_no_longer_wrong"] += baseline[label] and not is_wrong
+            numbers["num_common"] += 1
+            numbers["num_newly_wrong"] += is_wrong and not baseline[label]
+            numbers["num_no_longer_wrong"] += baseline[label] and not is_wrong
+            missing.discard(label)
             continue
-        part = "num_turned" if other in baseline else "num_new"
-        if other in baseline:
-            seen.add(other)
-        counts[part] += 1
-        counts[f"{part}_wrong"] += is_wrong
-    if not seen:
+        part = "num_turned" if turned in baseline else "num_new"
+        for name in (part, "num_changed"):
+            numbers[name] += 1
+            numbers[f"{name}_wrong"] += is_wrong
+        missing.discard(turned)
+    numbers["num_gone"] = len(missing)
+    if len(missing) == len(baseline):
         raise BaselineError(
             f"none of the {len(baseline):,} labels of the baseline is of a pair of this audit; "
             "allowed: an earlier audit of some of the same pairs"
         )
-    return Difference(**counts | {"num_gone": len(baseline.keys() - seen)})
-
-
-def _labels(path: Path) -> Iterator[tuple[bytes, bool]]:
-    for row in _rows(path):
-        yield _key(row), row[STRENGTH] < 0
+    return found
 
 
 def _key(row: dict[str, Any], *, is_turned: bool = False) -> bytes:

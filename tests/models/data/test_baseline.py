@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data.baseline import BaselineError, Difference, compare, read_baseline
+from trimtab.models.data.baseline import BaselineError, compare, read_baseline
 
 parquet: Any = importlib.import_module("pyarrow.parquet")
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -49,21 +49,24 @@ def _write(path: Path, rows: Sequence[tuple[Any, ...]]) -> Path:
 def test_labels_by_hand(tmp_path: Path, kind: str) -> None:
     before = read_baseline(_write(tmp_path / f"before.{kind}", BEFORE))
     found = compare(before, _write(tmp_path / f"after.{kind}", AFTER))
-    assert found == Difference(
-        num_common=4,
-        num_newly_wrong=1,
-        num_no_longer_wrong=1,
-        num_turned=1,
-        num_turned_wrong=0,
-        num_new=2,
-        num_new_wrong=1,
-        num_gone=1,
-    )
-    assert (found.numbers()["num_changed"], found.numbers()["num_changed_wrong"]) == (3, 1)
+    assert found.numbers == {
+        "num_common": 4,
+        "num_newly_wrong": 1,
+        "num_no_longer_wrong": 1,
+        "num_turned": 1,
+        "num_turned_wrong": 0,
+        "num_new": 2,
+        "num_new_wrong": 1,
+        "num_gone": 1,
+        "num_changed": 3,
+        "num_changed_wrong": 1,
+    }
+    assert found.strengths == [row[3] for row in AFTER]
+    assert found.is_changed == [False] * 4 + [True] * 3
     assert "1 newly look wrong, and 1 no longer do" in found.lines()[0]
     assert "1 look wrong (33.3%)" in found.lines()[1]
     same = compare(before, tmp_path / f"before.{kind}")
-    assert (same.num_common, same.num_changed, same.num_gone) == (6, 0, 0)
+    assert [same.numbers[f"num_{part}"] for part in ("common", "changed", "gone")] == [6, 0, 0]
     assert "0 look wrong." in same.lines()[1]
 
 
