@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 
-from tests.bench.audit_page import browser_times
 from tests.bench.material import prose_of
-from tests.tools.browser import browser
+from tests.tools.audit_page import SHOWN, give
+from tests.tools.browser import Browser, browser
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.stages import preferences
 
@@ -38,6 +38,7 @@ KIND, UNKIND = (
     ("never", "stupid", "go away", "whatever"),
 )
 WRONG = 0.1
+FRAMES = Path(__file__).parents[1] / "web" / "frames.js"
 MIB = 1 << 20
 
 
@@ -163,6 +164,32 @@ def _memory(pid: int) -> Iterator[dict[str, float]]:
     finally:
         ended.set()
         watcher.join()
+
+
+def browser_times(page: Browser, path: Path, number: int) -> dict[str, float]:
+    """Seconds until a page of `number` pairs can be used, and of what a person does there.
+
+    The longest time in which it does not answer is that between two frames.
+    """
+    found = {}
+    started = time.monotonic()
+    page.open(path)
+    page.wait(SHOWN)
+    found["seconds to the first pair"] = time.monotonic() - started
+    page.wait("document.readyState === 'complete'")
+    found["seconds to the end of the page"] = time.monotonic() - started
+    page.run(FRAMES.read_text("utf-8"))
+    started = time.monotonic()
+    give(page, "kind", "contradicts it: looks wrong")
+    found["seconds to filter"] = time.monotonic() - started
+    page.run("window.longest = 0")
+    give(page, "search", "no such word", "input")
+    said = f"0 of {number:,} pairs"
+    found["seconds to search all texts"] = page.wait(
+        f"document.getElementById('count').textContent === {said!r}"
+    )
+    found["seconds without an answer meanwhile"] = page.run("window.longest") / 1000
+    return found
 
 
 if __name__ == "__main__":
