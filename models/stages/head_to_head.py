@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.statistics.bootstrap import bootstrap_interval
 from trimtab.models.statistics.estimates import family_ids, means_of
 from trimtab.models.statistics.intervals import effective_count, net_interval
-from trimtab.models.statistics.win_rates import bootstrap_interval, win_tie_lose
+from trimtab.models.statistics.win_rates import win_tie_lose
 from trimtab.models.synthetic.annotators import annotator_prefers_first
 from trimtab.models.synthetic.gold import raw_score
 from trimtab.models.training.data import read_rows

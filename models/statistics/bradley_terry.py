@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.statistics.bootstrap import percentile_ends
 
 ELO_SCALE = 400.0 / math.log(10.0)
 ELO_MEAN = 1000.0
@@ -107,9 +108,7 @@ def rating_intervals(
         times = torch.bincount(index, minlength=count).double()
         drawn = wins_of(games, num_players, times if clusters is None else times[clusters])
         resampled.append(bradley_terry_ratings(drawn, prior))
-    tail = (1 - level) / 2
-    ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=games.device)
-    low, high = torch.stack(resampled).quantile(ends, dim=0)
+    low, high = percentile_ends(torch.stack(resampled), (1 - level) / 2)
     return bradley_terry_ratings(wins_of(games, num_players), prior), low, high
 
 

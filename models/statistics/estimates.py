@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trimtab.models.data import prompts as prompt_rules
+from trimtab.models.statistics.bootstrap import bootstrap_interval, percentile_ends, redraw
 from trimtab.models.statistics.calibration import (
     auroc,
     dense_ranks,
@@ -29,22 +29,12 @@ from trimtab.models.statistics.calibration import (
     spearman_of_dense_ranks,
 )
 from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
-from trimtab.models.statistics.win_rates import bootstrap_interval
+from trimtab.models.statistics.measured import Estimate
 
 NUM_RESAMPLES = 1000
 # A standard error needs fewer resamples than a percentile [BOOT section 6.4].
 NUM_ERROR_RESAMPLES = 200
 Statistic = Callable[[Tensor], float]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A measured value with its 95 % interval; `count` examples were measured."""
-
-    value: float
-    low: float
-    high: float
-    count: int
 
 
 def mean_estimate(values: Tensor, seed: int) -> Estimate:
@@ -127,7 +117,7 @@ def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate |
 
     value = float(auroc(scores, is_positive))
     resampled = torch.stack([resample() for _ in range(NUM_RESAMPLES)])
-    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    low, high = percentile_ends(resampled).tolist()
     if low == high:
         low, high = wilson_interval(value, min(len(positive), len(negative)))
     return Estimate(value, low, high, len(scores))
@@ -145,8 +135,8 @@ def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | No
     one, two, examples = dense_ranks(first), dense_ranks(second), torch.arange(len(first))
     draws = (redraw(examples, generator) for _ in range(NUM_RESAMPLES))
     resampled = torch.stack([spearman_of_dense_ranks(one[draw], two[draw]) for draw in draws])
-    low, high = resampled.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Estimate(value, float(low), float(high), len(first))
+    low, high = percentile_ends(resampled).tolist()
+    return Estimate(value, low, high, len(first))
 
 
 def biased_estimate(
@@ -174,8 +164,3 @@ def biased_estimate(
     )
     value, error = statistic(torch.arange(count)), 1.96 * float(resampled.std(correction=0))
     return Estimate(value, max(lowest, value - error), value + error, count)
-
-
-def redraw(values: Tensor, generator: torch.Generator) -> Tensor:
-    """As many of values (N,), drawn with replacement."""
-    return values[torch.randint(len(values), (len(values),), generator=generator)]

@@ -36,6 +36,8 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, xlogy
 
+from trimtab.models.statistics.measured import Interval
+
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 # Twice the difference in log-likelihood within a 95 % interval, one degree of freedom; its root is
@@ -52,15 +54,6 @@ PART_OF_FIRST, FEWEST_FIRST = 0.8, 20
 
 
 @dataclass(frozen=True)
-class Range:
-    """An estimate with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class WrongLabels:
     """How many labels are wrong.
 
@@ -69,8 +62,8 @@ class WrongLabels:
     which hold PART_OF_FIRST of those expected to be wrong. worth: as it was given.
     """
 
-    contradicted: Range
-    share: Range
+    contradicted: Interval
+    share: Interval
     num_first: int
     worth: float
 
@@ -133,12 +126,12 @@ def wrong_labels(
     value, low, high = (float(own.sum()) for own in likely)
     spread = [CHI_SQUARE * float((own * (1 - own)).sum()) for own in likely]
     return WrongLabels(
-        contradicted=Range(
+        contradicted=Interval(
             value,
             max(0.0, value - float(np.hypot(value - low, spread[1] ** 0.5))),
             min(float(len(against)), value + float(np.hypot(high - value, spread[2] ** 0.5))),
         ),
-        share=Range(*(float(SHARES[at]) for at in places)),
+        share=Interval(*(float(SHARES[at]) for at in places)),
         num_first=_num_first(likely[0]),
         worth=worth,
     )

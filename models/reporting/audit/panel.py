@@ -16,7 +16,8 @@ from trimtab.models.functional.verdicts import (
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.kit.artifacts import Row
 from trimtab.models.statistics.annotators import krippendorff_alpha, opinions_of
-from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.estimates import cluster_ids, share_estimate
+from trimtab.models.statistics.measured import Estimate
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from trimtab.models.data.words import words_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.kit.artifacts import Row
-from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.estimates import cluster_ids, share_estimate
+from trimtab.models.statistics.measured import Estimate
 
 # A training pair with its row of the vote on the copy.
 Voted = tuple[AuditedPair, Row]

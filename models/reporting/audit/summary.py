@@ -17,8 +17,9 @@ from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
-from trimtab.models.statistics.estimates import Estimate, cluster_ids
+from trimtab.models.statistics.estimates import cluster_ids
 from trimtab.models.statistics.intervals import effective_count
+from trimtab.models.statistics.measured import Estimate
 from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_labels
 
 STYLE = STRENGTH_NAMES["style"]

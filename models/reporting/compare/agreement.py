@@ -13,10 +13,9 @@ from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.functional.verdicts import kappa_of_counts
 from trimtab.models.reporting.compare.answers import MEAN, Answers
 from trimtab.models.reporting.compare.outcomes import Outcomes
-from trimtab.models.reporting.compare.spread import Bootstrap, Spread
+from trimtab.models.statistics.bootstrap import Bootstrap, percentile_ends
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
-
-ENDS = torch.tensor([0.025, 0.975], dtype=torch.float64)
+from trimtab.models.statistics.measured import Spread
 
 
 @dataclass(frozen=True)
@@ -86,5 +85,5 @@ def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
 
 
 def _spread(value: Tensor, resampled: Tensor, by_seed: Tensor) -> Spread:
-    low, high = resampled.nanquantile(ENDS).tolist()
+    low, high = percentile_ends(resampled).tolist()
     return Spread(float(value), low, high, by_seed[~by_seed.isnan()].tolist())

@@ -10,9 +10,10 @@ from torch import Tensor
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.reporting.compare.answers import START, Answers
 from trimtab.models.reporting.compare.outcomes import Outcomes
-from trimtab.models.reporting.compare.spread import Bootstrap, Spread
+from trimtab.models.statistics.bootstrap import Bootstrap
 from trimtab.models.statistics.bradley_terry import bradley_terry_ratings, rating_intervals, wins_of
 from trimtab.models.statistics.length_control import length_controlled_win_rate
+from trimtab.models.statistics.measured import Spread
 
 # A regression a resample: fewer than of means.
 NUM_REGRESSIONS = 200

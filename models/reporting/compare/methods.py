@@ -11,7 +11,6 @@ from typing import Any
 from trimtab.models.config.reporting import CompareConfig, LineageEntry
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.leaderboard import Rated
-from trimtab.models.reporting.compare.spread import Spread
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import Budget, budget_of
@@ -19,6 +18,7 @@ from trimtab.models.reporting.kit.charts import smooth
 from trimtab.models.reporting.kit.html import tidy
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, policy_name
 from trimtab.models.reporting.run.curves import training_curve
+from trimtab.models.statistics.measured import Spread
 
 FORGET = "forget"
 # KL to SFT and the judge's mean score, point by point.

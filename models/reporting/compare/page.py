@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Answer, Method
-from trimtab.models.reporting.compare.spread import Spread
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.budget import Budget, budget_columns
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
+from trimtab.models.statistics.measured import Spread
 
 # Columns of cost that are left out where no method has such a thing.
 IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
@@ -88,18 +88,18 @@ def whole(found: Spread) -> str:
 
 def share(found: Spread) -> str:
     """A share in percent with its interval."""
-    return tidy(f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}]")
+    return tidy(found.text(".0f", 100))
 
 
 def elo(found: Spread) -> str:
     """A rating with its interval over prompts and its spread over seeds."""
     more = f" ± {found.std:.0f}" if len(found.by_seed) > 1 else ""
-    return tidy(f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]{more}")
+    return tidy(found.text(".0f") + more)
 
 
 def kappa(found: Spread) -> str:
     """A kappa with its interval."""
-    return tidy(f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]")
+    return tidy(found.text(".2f"))
 
 
 def shade(found: Spread) -> str:

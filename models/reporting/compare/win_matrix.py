@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.reporting.compare.agreement import Agreement, agreements
 from trimtab.models.reporting.compare.answers import MEASURES, START, Answers
 from trimtab.models.reporting.compare.leaderboard import Rated, rate
 from trimtab.models.reporting.compare.outcomes import Outcomes, by_scores
-from trimtab.models.reporting.compare.spread import Bootstrap, Spread
 from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.statistics.bootstrap import Bootstrap
+from trimtab.models.statistics.measured import Spread
 
 MAIN = "main"
 # By set of prompts, the outcomes by judge models.
@@ -72,26 +74,7 @@ class WinMatrix:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> WinMatrix:
         """The inverse of `to_json`."""
-        return WinMatrix(
-            policies=values["policies"],
-            judges=values["judges"],
-            duels=[Duel(**_with_spreads(row)) for row in values["duels"]],
-            by_category={
-                category: [Duel(**_with_spreads(row)) for row in rows]
-                for category, rows in values["by_category"].items()
-            },
-            measured=[
-                Measured(row["place"], row["policy"], _with_spreads(row["means"]))
-                for row in values["measured"]
-            ],
-            rated=[Rated(**_with_spreads(row)) for row in values["rated"]],
-            agreements=[Agreement(**_with_spreads(row)) for row in values["agreements"]],
-            judge_models=values["judge_models"],
-        )
-
-
-def _with_spreads(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: Spread(**v) if isinstance(v, dict) else v for k, v in row.items()}
+        return TypeAdapter(WinMatrix).validate_python(values)
 
 
 def build_win_matrix(

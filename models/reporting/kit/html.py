@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trimtab.models.reporting import static, templates
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 FEW = 50  # below it a share is told as a count
 
@@ -67,10 +67,7 @@ def thousands(value: float, digits: int = 0) -> str:
 
 def percent(estimate: Estimate | None) -> str:
     """A share in percent with its interval."""
-    if estimate is None:
-        return "–"
-    low, high = 100 * estimate.low, 100 * estimate.high
-    return tidy(f"{100 * estimate.value:.1f}\u00a0% [{low:.1f}, {high:.1f}]")
+    return tidy(estimate.text(".1f", 100, "\u00a0%")) if estimate else "–"
 
 
 def counted(estimate: Estimate | None) -> str:
@@ -87,14 +84,9 @@ def share_of(estimate: Estimate) -> str:
 
 def number(estimate: Estimate | None, form: str = ".3f") -> str:
     """A number with its interval."""
-    if estimate is None:
-        return "–"
-    return tidy(f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]")
+    return tidy(estimate.text(form)) if estimate else "–"
 
 
 def points(estimate: Estimate | None) -> str:
     """A difference of shares in percentage points with its interval."""
-    if estimate is None:
-        return "–"
-    low, high = 100 * estimate.low, 100 * estimate.high
-    return tidy(f"{100 * estimate.value:+.1f} points [{low:+.1f}, {high:+.1f}]")
+    return tidy(estimate.text("+.1f", 100, " points")) if estimate else "–"

@@ -12,7 +12,8 @@ import torch
 
 from trimtab.models.functional.verdicts import alignment
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, Row
-from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.estimates import cluster_ids, share_estimate
+from trimtab.models.statistics.measured import Estimate
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from trimtab.models.reporting.run.scorers import (
     spread_of,
 )
 from trimtab.models.statistics.estimates import (
-    Estimate,
     biased_estimate,
     cluster_ids,
     family_ids,
@@ -34,6 +33,7 @@ from trimtab.models.statistics.estimates import (
     means_of,
     net_estimate,
 )
+from trimtab.models.statistics.measured import Estimate
 
 LEAST_AUROC = 0.90
 MAX_ACCURACY_LOST = 0.005

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
-from trimtab.models.statistics.estimates import NUM_RESAMPLES, Estimate, redraw
+from trimtab.models.statistics.bootstrap import percentile_ends, redraw
+from trimtab.models.statistics.estimates import NUM_RESAMPLES
+from trimtab.models.statistics.measured import Estimate
 from trimtab.models.synthetic.gold import quality
 
 MONITORS = ("score", "kl", "perplexity", "response_length")
@@ -105,5 +107,5 @@ def _change(by_step: list[list[float]], tenth: int, seed: int, unit: float) -> E
             for _ in range(NUM_RESAMPLES)
         ]
     )
-    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    low, high = percentile_ends(resampled).tolist()
     return Estimate(float(end.mean() - start.mean()), low, high, len(start) + len(end))

@@ -27,13 +27,13 @@ from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, 
 from trimtab.models.reporting.run.labels import NUM_GROUPS, equal_groups, strengths
 from trimtab.models.statistics.calibration import spearman_ceiling
 from trimtab.models.statistics.estimates import (
-    Estimate,
     auroc_estimate,
     cluster_ids,
     fraction_estimate,
     share_estimate,
     spearman_estimate,
 )
+from trimtab.models.statistics.measured import Estimate
 
 VOTED_SPLITS = ("train", "test")
 FEW_GROUPS = 10

@@ -12,12 +12,8 @@ import torch
 from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
-from trimtab.models.statistics.estimates import (
-    Estimate,
-    auroc_estimate,
-    cluster_ids,
-    share_estimate,
-)
+from trimtab.models.statistics.estimates import auroc_estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.measured import Estimate
 
 NUM_GROUPS = 20
 NUM_AUDITED = 25

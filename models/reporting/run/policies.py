@@ -12,8 +12,9 @@ from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.budget import Budget, budget_of
 from trimtab.models.reporting.run.curves import Curve, Drift, drift, training_curve
-from trimtab.models.statistics.estimates import Estimate, mean_estimate, share_estimate
+from trimtab.models.statistics.estimates import mean_estimate, share_estimate
 from trimtab.models.statistics.intervals import wilson_interval
+from trimtab.models.statistics.measured import Estimate
 
 # Simulated annotators (`annotators`) compare answers to the world's validation prompts; they decide
 # promotion.

@@ -145,8 +145,7 @@ def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
         nets = []
         for policy in shown:
             net = policy.against_sft[place][measure].net
-            interval = f"[{100 * net.low:+.0f}, {100 * net.high:+.0f}]"
-            nets.append(f"{policy_name(policy.name)} {100 * net.value:+.0f} {interval}")
+            nets.append(f"{policy_name(policy.name)} {net.text('+.0f', 100)}")
         title = _seen(shown, place, measure)
         note = f"Wins minus losses in points: {'; '.join(nets)}."
         return panel.chart(title, note, "share of prompts (%)", "")

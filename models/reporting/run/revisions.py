@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
-from trimtab.models.statistics.estimates import Estimate, mean_estimate, share_estimate
+from trimtab.models.statistics.estimates import mean_estimate, share_estimate
+from trimtab.models.statistics.measured import Estimate
 from trimtab.models.synthetic.gold import is_harmless, quality
 
 NUM_EXAMPLES = 3

@@ -42,7 +42,7 @@ from trimtab.models.reporting.run.scorers import (
     measure,
 )
 from trimtab.models.reporting.run.verdict import Verdict, verdict
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 
 @dataclass(frozen=True)

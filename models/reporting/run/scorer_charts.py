@@ -20,8 +20,8 @@ from trimtab.models.reporting.kit.charts import (
 from trimtab.models.reporting.run.scorecard import Scorecard
 from trimtab.models.reporting.run.scorers import NAMES, NUM_BINS, Labels, gaps
 from trimtab.models.statistics.calibration import calibration_curve
-from trimtab.models.statistics.estimates import Estimate
 from trimtab.models.statistics.intervals import wilson_interval
+from trimtab.models.statistics.measured import Estimate
 
 # Role in the scorecard: name, colour, marker.
 SHOWN = {

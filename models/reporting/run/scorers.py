@@ -18,12 +18,8 @@ from trimtab.models.statistics.calibration import (
     expected_calibration_error,
     pair_confidence,
 )
-from trimtab.models.statistics.estimates import (
-    Estimate,
-    biased_estimate,
-    cluster_ids,
-    share_estimate,
-)
+from trimtab.models.statistics.estimates import biased_estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.measured import Estimate
 
 NUM_BINS = 10
 NAMES = {

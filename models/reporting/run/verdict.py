@@ -11,7 +11,7 @@ from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS
 from trimtab.models.reporting.run.claims import Claim
 from trimtab.models.reporting.run.labels import LabelNoise
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
 TOO_SMALL = "The recipe smoke checks the installation; its models are too small for an answer."
@@ -96,21 +96,16 @@ def _harmless(
 
 def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "worse"]:
     """Better when the whole interval is above 0, worse when it is wholly below."""
-    if net.low > 0:
-        return "better"
-    return "worse" if net.high < 0 else "not shown to be better"
+    return "not shown to be better" if net.standing == "not clear" else net.standing
 
 
 def in_points(net: Estimate) -> str:
     """A difference of shares in percentage points, with its interval."""
-    return (
-        f"{100 * net.value:+.1f} points [{100 * net.low:+.1f}, {100 * net.high:+.1f}] "
-        "wins minus losses"
-    )
+    return f"{net.text('+.1f', 100, ' points')} wins minus losses"
 
 
 def _in_percent(share: Estimate) -> str:
-    return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return share.text(".1f", 100, " %")
 
 
 def _on_set(place: str, net: Estimate) -> str:
@@ -142,6 +137,6 @@ def _without_policy(
         word = answer_of(change)
         details.append(
             f"The reward model on relabelled pairs is {word} than the one on raw labels: accuracy "
-            f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]."
+            f"{change.text('+.1f', 100, ' points')}."
         )
     return Verdict("labels only", sentence, details, None, None, None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trimtab.models.reporting.kit.charts import BLUE, GREY, ORANGE, Chart, Panel
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.reporting.run.human_votes import VoteAgreement
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 FOR = "votes for the text labelled better"
 SPLIT_NAMES = {"train": "Training", "test": "Test"}

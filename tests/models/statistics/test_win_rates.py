@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.statistics import win_rates
-from trimtab.models.statistics.win_rates import (
-    bootstrap_interval,
-    outcome_matrix,
-    win_tie_lose,
-)
+from trimtab.models.statistics import bootstrap
+from trimtab.models.statistics.bootstrap import bootstrap_interval
+from trimtab.models.statistics.win_rates import outcome_matrix, win_tie_lose
 
 F64 = torch.float64
 
@@ -152,7 +149,7 @@ def test_interval_invariants() -> None:
 def test_interval_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(7, dtype=F64)
     whole = bootstrap_interval(values, num_resamples=50, seed=3)
-    monkeypatch.setattr(win_rates, "_CHUNK_ELEMENTS", 21)
+    monkeypatch.setattr(bootstrap, "_CHUNK_ELEMENTS", 21)
     assert bootstrap_interval(values, num_resamples=50, seed=3) == whole
 
 

@@ -12,10 +12,10 @@ from tests.models.reporting.compare.conftest import Write
 from trimtab.models.config.reporting import CompareConfig, LineageEntry, WinMatrixConfig
 from trimtab.models.reporting.compare.methods import answer_of, methods_of
 from trimtab.models.reporting.compare.page import methods_table
-from trimtab.models.reporting.compare.spread import Spread
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
 from trimtab.models.reporting.kit.budget import Budget
 from trimtab.models.stages import compare, win_matrix
+from trimtab.models.statistics.measured import Spread
 
 SEEDS = (3, 7)
 PROMPT = "<user> count the letter a in b a b a <assistant>"

@@ -16,7 +16,7 @@ from trimtab.models.reporting.run.human_votes import human_votes, vote_agreement
 from trimtab.models.reporting.run.labels import embedding_models, strength_roles
 from trimtab.models.reporting.run.scorers import measure
 from trimtab.models.stages import report
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 Row = dict[str, Any]
 Inputs = dict[str, Path]

@@ -32,7 +32,6 @@ from trimtab.models.reporting.run.scorers import (
 from trimtab.models.reporting.run.verdict import answer_of
 from trimtab.models.statistics.calibration import auroc
 from trimtab.models.statistics.estimates import (
-    Estimate,
     auroc_estimate,
     biased_estimate,
     cluster_ids,
@@ -43,6 +42,7 @@ from trimtab.models.statistics.estimates import (
     share_estimate,
     spearman_estimate,
 )
+from trimtab.models.statistics.measured import Estimate
 
 Inputs = dict[str, Path]
 

@@ -19,7 +19,7 @@ from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
 from trimtab.models.reporting.run.policy_charts import cost_chart
 from trimtab.models.reporting.run.scorecard import stage_costs
 from trimtab.models.stages import report
-from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.measured import Estimate
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'

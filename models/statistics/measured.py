@@ -1,0 +1,58 @@
+"""What was measured: a value with its 95 % interval, of one run or over seeds. Loads no torch."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+Standing = Literal["better", "worse", "not clear"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def standing(self) -> Standing:
+        """Of a difference: better or worse where the whole interval is above or below 0."""
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "not clear"
+
+    def text(self, form: str, scale: float = 1, unit: str = "") -> str:
+        """value, unit and [low, high], each times `scale` and as the format says."""
+        value, low, high = (
+            f"{scale * number:{form}}" for number in (self.value, self.low, self.high)
+        )
+        return f"{value}{unit} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Estimate(Interval):
+    """Of one run; `count` examples were measured."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Spread(Interval):
+    """Over seeds: their mean, its interval over prompts, and each seed's own."""
+
+    by_seed: list[float]
+
+    @property
+    def std(self) -> float:
+        """Standard deviation over seeds (divided by seeds - 1); 0 of one seed."""
+        return statistics.stdev(self.by_seed) if len(self.by_seed) > 1 else 0.0
+
+    @property
+    def standing(self) -> Standing:
+        """As of one run, and every seed is on that side of 0."""
+        standing = super().standing
+        agree = min(self.by_seed) > 0 if standing == "better" else max(self.by_seed) < 0
+        return standing if agree else "not clear"
