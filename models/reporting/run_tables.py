@@ -19,7 +19,7 @@ from trimtab.models.reporting.kit.names import SETS, policy_name
 Summary = Mapping[str, object]
 # A run's scorecard.json.
 Card = Mapping[str, Any]
-_Table = tuple[list[str], list[list[str]]]  # heads and rows
+Table = tuple[list[str], list[list[str]]]  # heads and rows
 
 SCORER_FIGURES = {
     "clean_accuracy": "accuracy, right labels",
@@ -53,26 +53,20 @@ def comparison(
     groups: dict[str, list[int]] = {}
     for index, known in enumerate(settings):
         groups.setdefault(_without_seed(known) or str(cards[index].get("recipe")), []).append(index)
-    if len(groups) == 1:
-        numbers, first = numbers_table(names, summaries), []
-    else:
-        columns = {", ".join(names[i] for i in own): own for own in groups.values()}
-        numbers = _numbers_by_settings(columns, summaries)
-        first = ["## Settings that differ", settings_table(columns, settings)]
-    tables = (
-        ("Scorers", _scorers_rows),
-        ("Policies", _policies_rows),
-    )
-    parts = [*first, "## Claims"]
-    if len(groups) == 1:
-        parts.append(claims_table(cards))
-        parts += [part for head, rows in tables for part in (f"## {head}", _markdown(*rows(cards)))]
-    else:
-        of_columns = {name: [cards[i] for i in own] for name, own in columns.items()}
-        parts.append(_by_settings(of_columns, _claims_rows))
-        for head, rows in tables:
-            parts += [f"## {head}", _by_settings(of_columns, rows)]
-    return "\n\n".join([*parts, "## Every number", numbers])
+    columns = {", ".join(names[i] for i in places): places for places in groups.values()}
+    is_one = len(groups) == 1
+    tables = {"Claims": claims_table, "Scorers": scorers_table, "Policies": policies_table}
+    made = {
+        "Settings that differ": None if is_one else settings_table(columns, settings),
+        **{
+            head: table(cards) if is_one else _by_settings(columns, cards, table)
+            for head, table in tables.items()
+        },
+        "Every number": numbers_table(names, summaries)
+        if is_one
+        else _numbers_by_settings(columns, summaries),
+    }
+    return "\n\n".join(f"## {head}\n\n{markdown(*rows)}" for head, rows in made.items() if rows)
 
 
 def _without_seed(settings: Summary) -> str:
@@ -80,7 +74,7 @@ def _without_seed(settings: Summary) -> str:
     return json.dumps(kept, sort_keys=True) if kept else ""
 
 
-def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summary]) -> str:
+def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summary]) -> Table:
     """A row a setting that is not the same in all columns; columns: runs by their places."""
     own = [settings[places[0]] for places in columns.values()]
     paths = dict.fromkeys(path for each in own for path in each if path != "seed")
@@ -93,22 +87,26 @@ def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summ
     if not all(own):
         unknown = ["(report of an earlier Trimtab)", *("" if each else "unknown" for each in own)]
         rows.append(unknown)
-    return _markdown(["setting", *columns], rows)
+    return ["setting", *columns], rows
 
 
 def _by_settings(
-    columns: Mapping[str, Sequence[Card]], table: Callable[[Sequence[Card]], _Table]
-) -> str:
+    columns: Mapping[str, Sequence[int]],
+    cards: Sequence[Card],
+    table: Callable[[Sequence[Card]], Table],
+) -> Table:
     """The rows of a table for each column's runs, those of one name below each other."""
-    found = {runs: table(cards) for runs, cards in columns.items()}
-    heads, _ = next(iter(found.values()))
-    rows = [[first, runs, *rest] for runs, (_, made) in found.items() for first, *rest in made]
+    tables = {runs: table([cards[i] for i in places]) for runs, places in columns.items()}
+    heads, _ = next(iter(tables.values()))
+    rows = [[first, runs, *rest] for runs, (_, made) in tables.items() for first, *rest in made]
     order = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: order.index(row[0]))
-    return _markdown([heads[0], "of", *heads[1:]], rows)
+    return [heads[0], "of", *heads[1:]], rows
 
 
-def _numbers_by_settings(columns: Mapping[str, Sequence[int]], summaries: Sequence[Summary]) -> str:
+def _numbers_by_settings(
+    columns: Mapping[str, Sequence[int]], summaries: Sequence[Summary]
+) -> Table:
     """A row a number that all runs have, a column for runs of the same settings."""
     rows = []
     for key in [key for key in summaries[0] if all(key in each for each in summaries)]:
@@ -119,15 +117,11 @@ def _numbers_by_settings(columns: Mapping[str, Sequence[int]], summaries: Sequen
             one = _shown(values[0]) if len(values) == 1 else f"{mean} ± {spread}"
             cells.append(one if mean or len(values) == 1 else _counted(map(str, values)))
         rows.append([key, *cells])
-    return _markdown(["measure", *columns], rows)
+    return ["measure", *columns], rows
 
 
-def claims_table(cards: Sequence[Card]) -> str:
+def claims_table(cards: Sequence[Card]) -> Table:
     """A row a claim: how often it stands how, and what was measured for it."""
-    return _markdown(*_claims_rows(cards))
-
-
-def _claims_rows(cards: Sequence[Card]) -> _Table:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for card in cards:
         for claim in card["claims"]:
@@ -142,12 +136,8 @@ def _claims_rows(cards: Sequence[Card]) -> _Table:
     return ["claim", "runs", "measured"], rows
 
 
-def scorers_table(cards: Sequence[Card]) -> str:
+def scorers_table(cards: Sequence[Card]) -> Table:
     """A row a scorer: accuracy, calibration error and spread between categories."""
-    return _markdown(*_scorers_rows(cards))
-
-
-def _scorers_rows(cards: Sequence[Card]) -> _Table:
     rows = [
         [name, *(_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
         for name, found in _grouped(cards, lambda card: card["scorers"]).items()
@@ -155,14 +145,10 @@ def _scorers_rows(cards: Sequence[Card]) -> _Table:
     return ["scorer", *SCORER_FIGURES.values()], rows
 
 
-def policies_table(cards: Sequence[Card]) -> str:
+def policies_table(cards: Sequence[Card]) -> Table:
     """A row a policy: gold (or the held-out score), win / tie / lose against SFT, KL,
     length, budget.
     """
-    return _markdown(*_policies_rows(cards))
-
-
-def _policies_rows(cards: Sequence[Card]) -> _Table:
     policies = _grouped(cards, lambda card: {p["name"]: p for p in card["policies"]})
     rows = []
     for name, found in policies.items():
@@ -208,7 +194,7 @@ def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str
     return f"{shares}; net {_over_runs([one['net'] for one in verdicts])}"
 
 
-def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
     """One row a number that all runs have: mean, standard deviation, each run's value.
 
     Words (claims held or not) are counted instead.
@@ -219,7 +205,7 @@ def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> str:
         values = [summary[key] for summary in summaries]
         middle = _numbers(values) if _are_numbers(values) else [_counted(map(str, values)), ""]
         rows.append([key, *middle, *map(_shown, values)])
-    return _markdown(["measure", "mean", "std", *names], rows)
+    return ["measure", "mean", "std", *names], rows
 
 
 def _grouped(
@@ -249,7 +235,8 @@ def _over_runs(estimates: Sequence[Mapping[str, Any] | None], digits: int = 3) -
     return f"{mean} [{known[0]['low']:.{digits}f}, {known[0]['high']:.{digits}f}]"
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

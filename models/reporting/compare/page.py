@@ -12,6 +12,7 @@ from trimtab.models.reporting.kit.budget import Budget, budget_columns
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
+from trimtab.models.reporting.run_tables import markdown
 from trimtab.models.statistics.measured import Spread
 
 # Columns of cost that are left out where no method has such a thing.
@@ -145,8 +146,7 @@ def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) 
     columns = zip(heads, *(_cells(method, judge) for method in methods), strict=True)
     shown = [column for column in columns if column[0] not in IF_ANY or any(column[1:])]
     heads, *rows = zip(*shown, strict=True)
-    lines = [heads, ["---"] * len(heads), *rows]
-    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    table = markdown(heads, rows)
     seeds = ", ".join(map(str, config.seeds))
     return f"Recipe `{config.recipe}`, seeds {seeds}, by {MEASURE_NAMES[judge]}.\n\n{table}\n"
 

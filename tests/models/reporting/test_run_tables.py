@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trimtab.models.reporting.run_tables import (
     claims_table,
+    markdown,
     numbers_table,
     policies_table,
     scorers_table,
@@ -11,7 +12,7 @@ from trimtab.models.reporting.run_tables import (
 
 
 def test_means_spread_words_and_only_what_all_runs_have() -> None:
-    text = numbers_table(
+    table = numbers_table(
         ["a", "b", "c"],
         [
             {"accuracy": 0.5, "claim": "held", "only_here": 1},
@@ -20,7 +21,7 @@ def test_means_spread_words_and_only_what_all_runs_have() -> None:
         ],
     )
     # Mean .6; deviations -.1, .1, 0: variance .02 / 2, std .1.
-    assert text.splitlines() == [
+    assert markdown(*table).splitlines() == [
         "| measure | mean | std | a | b | c |",
         "| --- | --- | --- | --- | --- | --- |",
         "| accuracy | 0.600 | 0.100 | 0.500 | 0.700 | 0.600 |",
@@ -29,7 +30,7 @@ def test_means_spread_words_and_only_what_all_runs_have() -> None:
 
 
 def test_a_single_run_has_no_spread() -> None:
-    assert "| 3.000 |  | 3 |" in numbers_table(["a"], [{"count": 3}])
+    assert "| 3.000 |  | 3 |" in markdown(*numbers_table(["a"], [{"count": 3}]))
 
 
 def _estimate(value: float) -> dict[str, float]:
@@ -55,24 +56,24 @@ def test_claims_are_counted_and_what_was_measured_is_averaged() -> None:
     ]
     # Mean 2, deviations -1 and 1: standard deviation sqrt(2).
     row = "| It helps | 1 holds, 1 fails | gain 2.000 ± 1.414 |"
-    assert claims_table(cards).splitlines()[-1] == row
-    assert claims_table(cards[:1]).endswith("| gain 1.000 [0.000, 2.000] |")
+    assert markdown(*claims_table(cards)).splitlines()[-1] == row
+    assert markdown(*claims_table(cards[:1])).endswith("| gain 1.000 [0.000, 2.000] |")
 
 
 def test_policies_show_shares_and_the_spread_of_the_net() -> None:
     cards = [{"policies": [_policy("full", net)]} for net in (0.1, 0.3)]
-    shown = policies_table(cards).splitlines()[-1]
+    shown = markdown(*policies_table(cards)).splitlines()[-1]
     assert "| 0.500 / 0.250 / 0.250; net 0.200 ± 0.141 |  |  | 2.00 ± 0.00 | 7.00" in shown
     assert shown.endswith("| 2,000 | 70 |  |  |  |")
     before_budgets = {k: v for k, v in _policy("sft", 0.1).items() if k != "budget"}
-    assert policies_table([{"policies": [before_budgets]}]).endswith("|  |  |  |  |  |")
+    assert markdown(*policies_table([{"policies": [before_budgets]}])).endswith("|  |  |  |  |  |")
     extra = {"judge_tokens": 3000, "judge_cost": 0.25, "samples_per_answer": 8}
     rated = _policy("rlaif_direct", 0.1) | {"budget": {"num_sampled": 4, "num_updates": 2} | extra}
     cards = [{"policies": [rated]}, {"policies": [rated]}]
-    assert policies_table(cards).endswith("| 4 | 2 | 8 | 3,000 | 0.25 |")
+    assert markdown(*policies_table(cards)).endswith("| 4 | 2 | 8 | 3,000 | 0.25 |")
 
 
 def test_a_scorer_without_gold_leaves_those_cells_empty() -> None:
     scorer = {"label_accuracy": _estimate(0.75), "clean_accuracy": None}
-    shown = scorers_table([{"scorers": {"baseline": scorer}}]).splitlines()[-1]
+    shown = markdown(*scorers_table([{"scorers": {"baseline": scorer}}])).splitlines()[-1]
     assert shown.startswith("| baseline |  | 0.750 [-0.250, 1.750] |  |")
