@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,12 +17,9 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.reporting.export import export_pairs, export_scorer
-from trimtab.models.reporting.kit.names import policy_name
-from trimtab.models.reporting.model_card import Exported, model_card
-from trimtab.models.reporting.score_token import MARK
+from trimtab.models.reporting.model_card import SCORER_STAGES, Exported, model_card
 
 SPLITS = ("train", "validation", "test")
-SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
 POLICY_STAGES = (
     "sft",
     "constitutional_sft",
@@ -31,23 +29,6 @@ POLICY_STAGES = (
     "rejection_sampling",
     "rest",
     "hir",
-)
-LIMITS_OF_POLICY = (
-    "It answers like its base model and its training data, right or wrong. It was judged by reward "
-    "models on prompts like those of its training only."
-)
-LIMITS_OF_SCORER = (
-    "It ranks responses to one prompt, of the kind that it was trained on; scores of different "
-    "prompts, or of other kinds of prompts, need not be comparable. A policy that is trained "
-    "against it finds its mistakes: keep a KL penalty, and judge by other models."
-)
-LIMITS_OF_PAIRS = (
-    "Flips follow what the models that voted believe, and some of them are wrong. Pairs of "
-    "validation and test are as they were given."
-)
-ONE_LABEL = (
-    " Its one score is r(x, y): e(x), which is the same for all responses to a prompt, is left "
-    "out, so that scores of different prompts are not comparable as they are in Trimtab."
 )
 
 
@@ -126,12 +107,13 @@ def _write(
     target: Path,
 ) -> None:
     """An artifact's model or pairs, and its card."""
-    role, stage, num_empty = entry["role"], entry["stage"], 0
+    command = about.get("made", {}).get("command", "")
+    exported = Exported(run, command, about.get("settings", {}), card, entry)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
         artifact = Path(scratch) / "artifact"
         store.materialise(_manifest(store, entry), artifact, without=("critic",))
-        if stage == "relabel":
+        if exported.kind == "pairs":
             target.mkdir(parents=True)
             preferences = Path(scratch) / "preferences"
             store.materialise(_manifest(store, entries["preferences"]), preferences)
@@ -139,70 +121,13 @@ def _write(
             sources = {split: folder / f"{split}.jsonl" for split, folder in folders.items()}
             is_synthetic = entries.get("data", {}).get("stage") == "world"
             num_empty = export_pairs(sources, target, is_spaced=is_synthetic)
+            exported = replace(exported, num_empty=num_empty)
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
-    command = about.get("made", {}).get("command", "")
-    exported = {"command": command, "settings": about.get("settings", {}), "card": card}
-    (target / "README.md").write_text(
-        model_card(_about(run, role, stage, target, entry, exported, num_empty)), "utf-8"
-    )
-
-
-def _about(
-    run: str,
-    role: str,
-    stage: str,
-    target: Path,
-    entry: Mapping[str, Any],
-    given: Mapping[str, Any],
-    num_empty: int,
-) -> Exported:
-    labels: list[str] = []
-    read_at: dict[str, Any] = {}
-    if stage == "relabel":
-        kind, limits = "pairs", LIMITS_OF_PAIRS
-        text = (
-            "Preference pairs with training labels treated by Trimtab, as a vote of models or a "
-            "person's review has it: `is_flipped` says which are turned round, `probability` is "
-            "that of `chosen` being better (TRL does not read it; 0.5 is a tie). TRL's "
-            "RewardTrainer reads `margin`. What came as messages is messages, to which TRL applies "
-            "the chat template of the model that it trains; what came as text is text. Of pairs "
-            "of both forms all are messages."
-        )
-        if num_empty:
-            text += f" {num_empty:,} pairs with an empty answer are left out."
-    elif stage in SCORER_STAGES:
-        labels, had_expected = export_scorer(target)
-        read_at = json.loads((target / "config.json").read_text("utf-8"))[MARK]
-        kind, limits = "scorer", LIMITS_OF_SCORER
-        text = "A reward model: a higher score means a better response to the prompt."
-        if had_expected:
-            text = f"An Advantage Model, used as a reward model.{ONE_LABEL}"
-        if len(labels) > 1:
-            text += (
-                f" Its columns are {', '.join(labels)}. Take the reward of the prompt's category; "
-                "in the columns of the gate, read at the prompt's last token, it is the largest."
-            )
-    else:
-        kind, limits = "policy", LIMITS_OF_POLICY
-        text = f"A language model: {policy_name(role.removeprefix('policy_'))}."
-        if stage == "hir":
-            text += (
-                " It expects the best of `hir`'s instructions behind the prompt, as in training."
-            )
-    label = next(iter(labels), "")
-    return Exported(
-        kind,
-        role,
-        run,
-        entry=entry,
-        about=text,
-        limits=limits,
-        label=label,
-        score_token=read_at,
-        **given,
-    )
+    if exported.kind == "scorer":
+        exported = replace(exported, scorer=export_scorer(target))
+    (target / "README.md").write_text(model_card(exported), "utf-8")
 
 
 def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:

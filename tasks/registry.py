@@ -372,7 +372,7 @@ def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
     model, made = folder / "artifact" / "model", folder / "mlflow"
     labels: list[str] = []
     if kind != "policy":
-        labels, _ = export_scorer(model)
+        labels = export_scorer(model).labels
     made.mkdir()
     scorer = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
     make_model_folder(model, made, POLICY if kind == "policy" else scorer)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,19 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 TEXTS = ("prompt", "chosen", "rejected")
 
 
-def export_scorer(folder: Path) -> tuple[list[str], bool]:
+class ExportedScorer(NamedTuple):
+    """labels: of its columns. had_expected: whether e(x) was left out. score_token: where the score
+    is read, as the exported config.json has it."""
+
+    labels: list[str]
+    had_expected: bool
+    score_token: dict[str, Any]
+
+
+def export_scorer(folder: Path) -> ExportedScorer:
     """Make a scorer in a `save_pretrained` folder one for plain transformers.
 
-    Returns its labels, and whether e(x) was left out. Files are replaced, not written to: they may
-    be links of a store's.
+    Files are replaced, not written to: they may be links of a store's.
 
     Of an Advantage Model the head of r(x, y) alone is kept: e(x) is the same for all responses to a
     prompt, and transformers reads one token only. Category heads stay, with their gate.
@@ -52,7 +60,7 @@ def export_scorer(folder: Path) -> tuple[list[str], bool]:
     _give_padding(folder, config)
     config[MARK] = end_texts(folder)
     write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
-    return labels, has_expected
+    return ExportedScorer(labels, has_expected, config[MARK])
 
 
 def _change_tensor(folder: Path, names: tuple[str, ...], change: Callable[[Array], Array]) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab.models.config.base import last_part
+from trimtab.models.reporting.export import ExportedScorer
 from trimtab.models.reporting.kit.audit_words import agreement, changes_made, finding, reliability
 from trimtab.models.reporting.kit.names import (
     EMBEDDING_MODELS,
     MEASURE_NAMES,
     SETS,
     STRENGTH_NAMES,
+    policy_name,
 )
 
 # Packaged base models: repository on the Hub, licence.
@@ -81,70 +83,150 @@ pairs = load_dataset("{name}")"""
 
 
 @dataclass(frozen=True)
+class Kind:
+    """load: code that loads such files. metadata: what the Hub is told of them. limits: what they
+    are not for."""
+
+    load: str
+    metadata: Mapping[str, Any]
+    limits: str
+
+
+KINDS = {
+    "policy": Kind(
+        LOAD_POLICY,
+        {
+            "library_name": "transformers",
+            "pipeline_tag": "text-generation",
+            "tags": ["rlhf", "trimtab"],
+        },
+        "It answers like its base model and its training data, right or wrong. It was judged by "
+        "reward models on prompts like those of its training only.",
+    ),
+    "scorer": Kind(
+        LOAD_SCORER,
+        {
+            "library_name": "transformers",
+            "pipeline_tag": "text-classification",
+            "tags": ["rlhf", "reward-model", "trimtab"],
+        },
+        "It ranks responses to one prompt, of the kind that it was trained on; scores of different "
+        "prompts, or of other kinds of prompts, need not be comparable. A policy that is trained "
+        "against it finds its mistakes: keep a KL penalty, and judge by other models.",
+    ),
+    "pairs": Kind(
+        LOAD_PAIRS,
+        {"task_categories": ["text-generation"], "tags": ["preference", "rlhf", "trimtab"]},
+        "Flips follow what the models that voted believe, and some of them are wrong. Pairs of "
+        "validation and test are as they were given.",
+    ),
+}
+SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
+
+
+@dataclass(frozen=True)
 class Exported:
     """What a card is about.
 
-    kind: of the files. role: in the run. run: its name. command: that makes it again. settings: by
-    path. card: the run's scorecard. entry: the artifact's lineage. about: what it is, in sentences.
-    limits: what it is not for. label: what a scorer's first column is.
-    score_token: where it is read, as the exported config.json has it.
+    run: its name. command: that makes it again. settings: by path. card: the run's scorecard.
+    entry: the artifact's lineage, whose role and stage say what it is. num_empty: of pairs, how
+    many with an empty answer were left out. scorer: what its export says of it.
     """
 
-    kind: str
-    role: str
     run: str
     command: str
     settings: Mapping[str, Any]
     card: Mapping[str, Any]
     entry: Mapping[str, Any]
-    about: str
-    limits: str
-    label: str = "reward"
-    score_token: Mapping[str, Any] = field(default_factory=dict)
+    num_empty: int = 0
+    scorer: ExportedScorer | None = None
+
+    @property
+    def role(self) -> str:
+        """Its role in the run."""
+        return str(self.entry["role"])
+
+    @property
+    def kind(self) -> str:
+        """Which of KINDS it is."""
+        if self.entry["stage"] == "relabel":
+            return "pairs"
+        return "scorer" if self.entry["stage"] in SCORER_STAGES else "policy"
 
 
 def model_card(exported: Exported) -> str:
     """The README.md: metadata, what it is, use, figures with intervals, how it was made, limits."""
     name = f"{exported.run}-{exported.role}".replace("_", "-")
-    load = {"policy": LOAD_POLICY, "scorer": LOAD_SCORER, "pairs": LOAD_PAIRS}[exported.kind]
-    read_at = exported.score_token
+    kind, scorer = KINDS[exported.kind], exported.scorer
+    code = kind.load.format(name="FOLDER", label=scorer.labels[0] if scorer else "")
     parts = [
         _metadata(exported),
         f"# {name}",
-        exported.about,
-        f"## Use\n\n```python\n{load.format(name='FOLDER', label=exported.label)}\n```",
-        *(
-            [SCORE_TOKEN[read_at["is_always_appended"]].format(token=read_at["score_token"])]
-            if read_at
-            else []
-        ),
+        _about(exported),
+        f"## Use\n\n```python\n{code}\n```",
+        *([_score_token(scorer)] if scorer else []),
         *_figures(exported),
         *_audit(exported),
         f"## How it was made\n\n{_origin(exported)}"
         + (f"\n\n```bash\n{exported.command}\n```" if exported.command else ""),
-        f"## Limits\n\n{exported.limits}",
+        f"## Limits\n\n{kind.limits}",
         _lineage(exported.entry),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _metadata(exported: Exported) -> str:
-    base, licence = _base(exported.settings)
-    values: dict[str, Any] = {}
-    if licence and exported.kind != "pairs":
-        values["license"] = licence
-    if base and exported.kind != "pairs":
-        values["base_model"] = base
-    if exported.kind == "pairs":
-        values["task_categories"] = ["text-generation"]
-        values["tags"] = ["preference", "rlhf", "trimtab"]
-    else:
-        values["library_name"] = "transformers"
-        is_policy = exported.kind == "policy"
-        values["pipeline_tag"] = "text-generation" if is_policy else "text-classification"
-        values["tags"] = ["rlhf", *([] if is_policy else ["reward-model"]), "trimtab"]
+    base, licence = (None, None) if exported.kind == "pairs" else _base(exported.settings)
+    known = {"license": licence, "base_model": base}
+    values = {key: value for key, value in known.items() if value}
+    values |= KINDS[exported.kind].metadata
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
     return "\n".join(["---", *lines, "---"])
+
+
+def _about(exported: Exported) -> str:
+    """What it is, in sentences."""
+    if exported.kind == "pairs":
+        return _about_pairs(exported.num_empty)
+    if exported.kind == "policy":
+        text = f"A language model: {policy_name(exported.role.removeprefix('policy_'))}."
+        if exported.entry["stage"] == "hir":
+            text += (
+                " It expects the best of `hir`'s instructions behind the prompt, as in training."
+            )
+        return text
+    scorer = exported.scorer
+    text = "A reward model: a higher score means a better response to the prompt."
+    if scorer and scorer.had_expected:
+        text = (
+            "An Advantage Model, used as a reward model. Its one score is r(x, y): e(x), which is "
+            "the same for all responses to a prompt, is left out, so that scores of different "
+            "prompts are not comparable as they are in Trimtab."
+        )
+    if scorer and len(scorer.labels) > 1:
+        text += (
+            f" Its columns are {', '.join(scorer.labels)}. Take the reward of the prompt's "
+            "category; in the columns of the gate, read at the prompt's last token, it is the "
+            "largest."
+        )
+    return text
+
+
+def _about_pairs(num_empty: int) -> str:
+    text = (
+        "Preference pairs with training labels treated by Trimtab, as a vote of models or a "
+        "person's review has it: `is_flipped` says which are turned round, `probability` is "
+        "that of `chosen` being better (TRL does not read it; 0.5 is a tie). TRL's "
+        "RewardTrainer reads `margin`. What came as messages is messages, to which TRL applies "
+        "the chat template of the model that it trains; what came as text is text. Of pairs "
+        "of both forms all are messages."
+    )
+    return text + (f" {num_empty:,} pairs with an empty answer are left out." if num_empty else "")
+
+
+def _score_token(scorer: ExportedScorer) -> str:
+    read_at = scorer.score_token
+    return SCORE_TOKEN[read_at["is_always_appended"]].format(token=read_at["score_token"])
 
 
 def _base(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:

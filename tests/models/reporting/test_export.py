@@ -46,7 +46,7 @@ def test_plain_transformers_reads_the_same_scores(
             end = values.get("eos_token_id", values.get("eos_token"))
             values["pad_token_id" if file == "config.json" else "pad_token"] = end
             (folder / file).write_text(json.dumps(values))
-    assert export_scorer(folder) == (["reward"], name == "advantage_model")
+    assert export_scorer(folder)[:2] == (["reward"], name == "advantage_model")
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert model.config.num_labels == 1 and model.config.id2label == {0: "reward"}
@@ -66,8 +66,8 @@ def test_category_heads_stay_with_their_names(tmp_path: Path, policy: Path) -> N
     model = new_scorer(policy / "model", 0)
     add_category_heads(model, ("harmless", "helpful"), 0)
     save_model(model, load_tokenizer(policy / "model"), tmp_path)
-    labels, has_expected = export_scorer(tmp_path)
-    assert not has_expected
+    labels, had_expected, _ = export_scorer(tmp_path)
+    assert not had_expected
     assert labels == ["reward: harmless", "reward: helpful", "gate: harmless", "gate: helpful"]
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert list(loaded.config.id2label.values()) == labels

@@ -15,15 +15,14 @@ SETTINGS = {
 
 
 def _card(roles: list[str], **audit: Any) -> str:
-    entry: dict[str, Any] = {"stage": "s", "digest": "d", "versions": {}, "parents": {}}
+    entry: dict[str, Any] = {"role": "relabelled", "stage": "relabel", "digest": "d"}
+    entry |= {"versions": {}, "parents": {}}
     card = {
         "audit": AUDIT | audit,
         "vote_used": "calibrated",
         "lineage": [entry | {"role": role} for role in roles],
     }
-    return model_card(
-        Exported("pairs", "relabelled", "run", "", SETTINGS, card, entry, "About.", "Limits.")
-    )
+    return model_card(Exported("run", "", SETTINGS, card, entry))
 
 
 def test_the_project_s_own_voters_were_not_trained_on_the_pair() -> None:

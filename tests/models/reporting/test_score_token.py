@@ -29,7 +29,7 @@ from transformers import (
 from tests.models.judge.tiny import tiny_tokenizer
 from trimtab.infra.tracking.model_folder import SCORER, make_model_folder
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer, save_model
-from trimtab.models.reporting.export import export_scorer
+from trimtab.models.reporting.export import ExportedScorer, export_scorer
 from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.reporting.score_token import MARK, end_texts
 from trimtab.models.training.external_scorer import ExternalScorer
@@ -268,13 +268,10 @@ def test_mlflow_and_trl_read_the_same_score(saved: Saved, tmp_path: Path, policy
 @pytest.mark.slow
 def test_the_card_s_code_prints_the_score(saved: Saved, capsys: pytest.CaptureFixture[str]) -> None:
     mark = json.loads((saved.exported / "config.json").read_text())[MARK]
-    exported = Exported(
-        *("scorer", "reward_model", "mine", "", {}, {}),
-        {"stage": "reward_model", "digest": "0", "versions": {}, "parents": {}},
-        *("About.", "Limits."),
-        score_token=mark,
-    )
-    card = model_card(exported)
+    entry: dict[str, Any] = {"role": "reward_model", "stage": "reward_model", "digest": "0"}
+    entry |= {"versions": {}, "parents": {}}
+    scorer = ExportedScorer(["reward"], False, mark)
+    card = model_card(Exported("mine", "", {}, {}, entry, scorer=scorer))
     assert f"read at the end token `{mark['score_token']}`" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     messages, prompt, response = saved.rows[0]
