@@ -5,7 +5,6 @@ A constant from a paper carries its source; one that no paper gives is marked `f
 
 from __future__ import annotations
 
-import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -338,27 +337,6 @@ class PairLossConfig(StageConfig):
         return self
 
 
-class PeerSelectionConfig(StageConfig):
-    """A second reward model, trained beside the first: each leaves out of a batch what the other
-    orders least well [CRM]."""
-
-    drop_share: float = Field(
-        0.25,
-        gt=0,
-        lt=1,
-        description="Share of each batch left out in the end [Co-teaching: the share of wrong "
-        "labels]",
-    )
-    ramp_share: float = Field(
-        0.3, ge=0, le=1, description="Share of the steps in which drop_share is reached (free)"
-    )
-
-
-def num_dropped(batch_size: int, share: float) -> int:
-    """Pairs of a batch that peer selection leaves out: a share of them, at most all but one."""
-    return min(math.floor(share * batch_size + 1e-6), batch_size - 1)  # .29 of 100 is 28.99...
-
-
 class RewardModelConfig(PairLossConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
@@ -380,11 +358,6 @@ class RewardModelConfig(PairLossConfig):
     score_every: Steps | None = Field(
         None, description="Steps between scorings of the validation pairs; none: at the end"
     )
-    peer_selection: PeerSelectionConfig | None = Field(
-        None,
-        description="Two reward models, trained side by side, leave out of each batch what the "
-        "other orders least well [CRM]; the second is not kept; none: all pairs are trained on",
-    )
 
     @model_validator(mode="after")
     def _categories_are_not_left_out(self) -> RewardModelConfig:
@@ -401,39 +374,6 @@ class RewardModelConfig(PairLossConfig):
             raise ValueError(
                 f"fold must be below num_folds, found {self.fold} of {self.num_folds}: folds are "
                 "counted from 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _peers_are_alike(self) -> Self:
-        if self.peer_selection is None:
-            return self
-        found = {
-            "ranking": self.ranking if self.ranking != "pairs" else None,
-            "category_heads": self.category_heads or None,
-            "train.zero": self.train.zero,
-        }
-        given = [name for name, value in found.items() if value is not None]
-        if given:
-            raise ValueError(
-                f"peer_selection chooses single pairs, by two whole models of one head; found "
-                f"{', '.join(given)} beside it: leave out either"
-            )
-        batch, ranks, share = (
-            self.train.batch_size,
-            self.train.num_ranks,
-            self.peer_selection.drop_share,
-        )
-        dropped = num_dropped(batch, share)
-        if dropped == 0:
-            raise ValueError(
-                f"peer_selection.drop_share times train.batch_size must be at least 1, found "
-                f"{share} of {batch}: nothing would be left out"
-            )
-        if isinstance(ranks, int) and ranks > batch - dropped:
-            raise ValueError(
-                f"train.num_ranks must be at most {batch - dropped}, found {ranks}: every rank "
-                "needs one of the pairs that peer_selection leaves in a batch"
             )
         return self
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,14 +44,11 @@ from trimtab.models.training.data import (
     write_rows,
 )
 from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.pair_batches import PairBatches, pair_batches_of, reward_loss
-from trimtab.models.training.peer_selection import PeerSelection, pairs_of_peer
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.scoring import score_rows
 from trimtab.models.training.trunk_cache import cached_trunk
 
-# Added to the seed of a model for its peer's; members of an ensemble are counted on by one.
-PEER_SEED = 1_000_003
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0
 
@@ -86,9 +83,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         held_out = inputs["preferences"] / "validation.jsonl"
         validation = read_pairs(held_out, tokenizer, limit, states)
         curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
-    with ExitStack() as heads:
-        heads.enter_context(heads_of_terms(model, config, inputs["policy"] / "model"))
-        peer = _peer(config, inputs["policy"] / "model", model, rankings, heads)
+    with heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
             model,
             rankings.examples,
@@ -96,9 +91,8 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
             config.train,
             seed=config.seed,
             workdir=workdir,
-            extras=StepExtras(after_step=curve, peer=peer),
+            extras=StepExtras(after_step=curve),
         )
-    del peer  # a model with its optimiser
     fit_gate(model, seen)
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in inputs else SPLITS
@@ -114,30 +108,6 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     summary["num_trained_pairs"] = len(seen.rows)
     summary["num_category_heads"] = len(category_heads(model))
     write_json(workdir / "output" / "summary.json", summary)
-
-
-def _peer(
-    config: RewardModelConfig,
-    policy: Path,
-    model: PreTrainedModel,
-    rankings: PairBatches,
-    heads: ExitStack,
-) -> PeerSelection | None:
-    """The second model and its choice, if one is asked for; `heads` takes away those of terms."""
-    if config.peer_selection is None:
-        return None
-    seed = config.seed + PEER_SEED
-    peer = new_scorer(policy, seed)
-    heads.enter_context(heads_of_terms(peer, config.model_copy(update={"seed": seed}), policy))
-    own = pair_batches_of(pairs_of_peer(rankings.pairs, peer), imitates=rankings.imitates)
-    return PeerSelection(
-        (model, peer),
-        (rankings, own),
-        reward_loss(peer, config.imitation_coef, config.contrastive),
-        config.peer_selection,
-        train=config.train,
-        seed=seed,
-    )
 
 
 def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from trimtab.models.training.learner import (
 )
 from trimtab.models.training.nll_term import DrawnTerm, with_term
 from trimtab.models.training.optimiser import scheduled_rate
-from trimtab.models.training.peer_selection import PeerSelection
 from trimtab.models.training.progress import Progress, tail_means
 
 # A further term of the loss, and the rows that a step draws for it.
@@ -49,14 +47,12 @@ class StepExtras:
 
     ascend(step, learner): a context that moves the parameters while the gradient is computed, and
     then restores them bit for bit; it yields metrics.
-    after_step(number): called after the update, for measurements. term: added to the loss. peer:
-    chooses what of a batch is trained on.
+    after_step(number): called after the update, for measurements. term: added to the loss.
     """
 
     ascend: Callable[[int, Learner[Any]], AbstractContextManager[Metrics]] | None = None
     after_step: Callable[[int], None] | None = None
     term: DrawnTerm | None = None
-    peer: PeerSelection | None = None
 
 
 NO_EXTRAS = StepExtras()
@@ -75,10 +71,9 @@ def fit(
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
-    rows of their batches, those that a peer leaves out too. `loss_function(batch, arguments)` gets
-    a packed batch and its `data.arguments`, and returns (loss, metrics), means weighted by
-    `data.weights`. All ranks return, each with the whole model: call `distributed.leave` once they
-    are no longer needed.
+    rows of their batches. `loss_function(batch, arguments)` gets a packed batch and its
+    `data.arguments`, and returns (loss, metrics), means weighted by `data.weights`. All ranks
+    return, each with the whole model: call `distributed.leave` once they are no longer needed.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
@@ -90,8 +85,6 @@ def fit(
     if extras.term is not None:
         loss_function = with_term(model, loss_function, type(extras.term))
     learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
-    if extras.peer is not None:
-        extras.peer.begin(state)
     start = 0 if state is None else state["step"]
     del state  # its open files would keep a removed checkpoint on the disk
     progress = Progress(workdir)
@@ -101,37 +94,23 @@ def fit(
     for step in range(start, num_steps):
         rate = scheduled_rate(config, step, num_steps)
         seed_dropout(seed, step, distributed.rank())
-        batch, chosen = _chosen(extras.peer, batches[step], step / num_steps, rate)
-        micro = upcoming or built_ahead(learner, data, batch, limit)
+        micro = upcoming or built_ahead(learner, data, batches[step], limit)
         with nullcontext({}) if extras.ascend is None else extras.ascend(step, learner) as extra:
-            metrics = _gradient(learner, micro, drawn_rows[step], limit)
-            metrics |= {**extra, **chosen}
+            metrics = _gradient(learner, micro, drawn_rows[step], limit) | extra
         metrics["grad_norm"] = learner.step(rate)
-        if extras.peer is None and step + 1 < num_steps:  # before the metrics are waited for
+        if step + 1 < num_steps:  # before the metrics are waited for
             upcoming = built_ahead(learner, data, batches[step + 1], limit)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == num_steps:
             progress.advance(step + 1, num_steps)
         if extras.after_step is not None:
             extras.after_step(step + 1)
-        checkpoint_or_stop(
-            workdir, step + 1, config.checkpoint_every, partial(_state, learner, extras.peer)
-        )
+        checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
     learner.finish()
     if config.zero is not None:
         distributed.broadcast_parameters(model)
     merge_adapters(model)
     return {**tail_means(progress.path), **_amounts(rows, batches, drawn_rows)}
-
-
-def _state(learner: Learner[Any], peer: PeerSelection | None) -> dict[str, Any]:
-    return {**learner.state_dict(), **({} if peer is None else peer.state_dict())}
-
-
-def _chosen(
-    peer: PeerSelection | None, batch: list[int], progress: float, rate: float
-) -> tuple[list[int], Metrics]:
-    return (batch, {}) if peer is None else peer.select(batch, progress, rate)
 
 
 def _draws(term: DrawnTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from tests.models import pretend_gpu
 from tests.models.pretend_gpu import PretendTensor
 from trimtab.models.config.policy import DPOConfig, PPOConfig
-from trimtab.models.config.reward import ContrastiveConfig, MetaRMConfig, PeerSelectionConfig
+from trimtab.models.config.reward import ContrastiveConfig, MetaRMConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.nets import attention, device
 from trimtab.models.nets.fused import with_fused_layers
@@ -49,7 +49,6 @@ from trimtab.models.training.learner import (
 from trimtab.models.training.loop import fit
 from trimtab.models.training.nll_term import NLLTerm
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
-from trimtab.models.training.peer_selection import PeerSelection
 from trimtab.models.training.scoring import map_rows, score_rows
 
 TRAIN = TrainConfig(batch_size=4, num_epochs=1, micro_batch_tokens=100_000)
@@ -267,21 +266,6 @@ def _steps() -> Callable[[], object]:
     return run
 
 
-def _peer() -> Callable[[], object]:
-    """A step of peer selection."""
-    models, pairs = (_scorer(), _scorer()), pair_batches_of(_pairs(4))
-    peer = PeerSelection(
-        models,
-        (pairs, pairs),
-        reward_loss(models[1]),
-        PeerSelectionConfig(drop_share=0.25, ramp_share=0),
-        train=TRAIN,
-        seed=0,
-    )
-    peer.begin(None)
-    return lambda: peer.select([0, 1, 2, 3], 0.5, 1e-4)
-
-
 def _ascent() -> Callable[[], object]:
     """Of MetaRM, by a set length: up and down again."""
     model = _scorer()
@@ -308,7 +292,6 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "scores": _scores,
     "ppo update": _ppo_update,
     "three steps": _steps,
-    "peer selection": _peer,
     "meta_rm ascent": _ascent,
 }
 

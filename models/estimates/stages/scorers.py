@@ -85,32 +85,7 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
         work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
-    return work if config.peer_selection is None else _with_peer(config, inputs, work)
-
-
-def _with_peer(config: RewardModelConfig, inputs: StageInputs, work: Work) -> Work:
-    """Two models train in turns, and score each batch before; at most all of it is trained on by
-    both. Only one has gradients at a time."""
-    views = 1 if config.contrastive is None else 2
-    loading, training = (work.phases[name] for name in ("loading", "training"))
-    batch = counts.num_taken(work.examples, config.train.batch_size)
-    own = Rows(counts.rows_of_rank(batch, config.train.ranks), inputs.pair_tokens)
-    passes = scoring_memory(inputs, 0, own).activations
-    peer = training.weights + training.optimiser + training.frozen
-    return replace(
-        work,
-        forward_tokens=work.forward_tokens + 2 * work.trained_tokens // views,
-        trained_tokens=2 * work.trained_tokens,
-        phases={
-            **work.phases,
-            "loading": replace(loading, frozen=loading.frozen + loading.total),
-            "training": replace(
-                training,
-                frozen=training.frozen + peer,
-                activations=max(training.activations, passes),
-            ),
-        },
-    )
+    return work
 
 
 def _on_pairs(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 from trimtab.models.config.reward import (
     ContrastiveConfig,
-    PeerSelectionConfig,
     RewardModelConfig,
 )
 from trimtab.models.config.training import LoraConfig
@@ -73,18 +72,3 @@ def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
     assert with_head.parameters == without.parameters
     frozen = [work.phases["training"].frozen for work in (with_head, without)]
     assert frozen[0] - frozen[1] == FLOAT_BYTES * head
-
-
-def test_a_peer_trains_beside_and_both_score_every_batch() -> None:
-    one = _work(RewardModelConfig(train=TRAIN))
-    two = _work(RewardModelConfig(train=TRAIN, peer_selection=PeerSelectionConfig()))
-    assert two.trained_tokens == 2 * one.trained_tokens
-    assert two.forward_tokens == one.forward_tokens + 2 * one.trained_tokens
-    assert two.optimiser_steps == one.optimiser_steps
-    held, alone = two.phases["training"], one.phases["training"]
-    # Adam's moments and weights twice; gradients and activations are of one model at a time.
-    assert held.gradients == alone.gradients
-    assert held.frozen == alone.weights + alone.optimiser + 2 * alone.frozen
-    assert held.activations >= alone.activations
-    assert two.phases["loading"].total == 2 * one.phases["loading"].total
-    assert two.phases["scoring"] == one.phases["scoring"]

@@ -17,7 +17,6 @@ from tests.models.jobs import Killed, die_after
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import (
     ContrastiveConfig,
-    PeerSelectionConfig,
     RewardModelConfig,
 )
 from trimtab.models.config.training import LoraConfig, TrainConfig
@@ -63,7 +62,6 @@ def _config(smoke_config: Any, train: dict[str, Any], **changes: Any) -> RewardM
             {"contrastive": SWAV, "ranking": "k_wise", "imitation_coef": 0.5},
         ),
         ({"dropout": 0.1, "lora": LoraConfig(rank=4)}, {"contrastive": SWAV}),
-        ({"dropout": 0.1}, {"imitation_coef": 1.0, "peer_selection": PeerSelectionConfig()}),
     ],
 )
 def test_what_was_killed_goes_on_to_the_same_weights(

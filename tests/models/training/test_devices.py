@@ -20,7 +20,6 @@ from trimtab.models.config.reward import (
     ContrastiveConfig,
     ExpectedRewardConfig,
     FeaturesConfig,
-    PeerSelectionConfig,
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import LoraConfig
@@ -137,9 +136,11 @@ def test_a_reward_model_with_all_terms(
 ) -> None:
     """Of a dropout that drops nothing, as each device draws masks of its own."""
     config = _with_all_terms(smoke_config.reward_model, dropout=1e-12)
+    config = config.model_copy(update={"score_every": 2})
     ours, theirs = both("reward_model", config, policy=policy, preferences=pairs)
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
+    _assert_same_rows(ours, theirs, "validation.jsonl")
 
 
 @pytest.mark.slow
@@ -184,18 +185,6 @@ def test_an_advantage_model_of_categories_that_learns_from_samples(
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
     _assert_same_rows(ours, theirs, "expected_rewards.jsonl")
-
-
-@pytest.mark.slow
-def test_a_reward_model_beside_a_peer(
-    both: Compare, smoke_config: Any, policy: Path, pairs: Path
-) -> None:
-    more = {"peer_selection": PeerSelectionConfig(), "score_every": 2}
-    config = smoke_config.reward_model.model_copy(update=more)
-    ours, theirs = both("reward_model", config, policy=policy, preferences=pairs)
-    _assert_same_model(ours / "model", theirs / "model")
-    _assert_same_rows(ours, theirs, "scores.jsonl")
-    _assert_same_rows(ours, theirs, "validation.jsonl")
 
 
 @pytest.mark.slow

@@ -35,8 +35,6 @@ BUDGET: dict[str, tuple[int, list[str]]] = {
         1095,
         ["copy", "copy", "wait: _to_copy", "copy", "wait: _to_copy", "wait: _to_copy"],
     ),
-    # Each of the two models is asked for its scores, which the host sorts.
-    "peer selection": (526, [*["copy", "copy", "wait: _to_copy"] * 2, "copy"]),
     # The gradient's norm, which the length of the ascent is divided by.
     "meta_rm ascent": (416, ["copy", "wait: _local_scalar_dense"]),
 }
