@@ -2,122 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from trimtab.flows.config import RunConfig
 from trimtab.flows.pipeline.data import prompts_for, trunk_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.advantage_model import add_rehearsal, scorers
 from trimtab.flows.studies.part_two import DROPOUT
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
+from trimtab.flows.studies.steps import (
+    add_meta_rm,
+    add_policy,
+    add_scorer,
+    with_changes,
+)
 from trimtab.models.config.reward import ContrastiveConfig
-from trimtab.models.specs import ADVANTAGE_MODEL, META_RM
+from trimtab.models.specs import ADVANTAGE_MODEL
+from trimtab.models.studies.variants import CONSTANTS
 
-SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
-MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)
-TEMPERATURES = (0.02, 0.05, 0.1, 0.5)
-NUM_POLICIES = (2.0, 4.0, 8.0, 16.0)  # of 1 nothing is left to learn where SFT wrote all
-NUM_CLUSTERS = (5, 10, 20, 40)
-PER_CLUSTER = (4, 8, 16, 32)
-META_STEPS = (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)
+SIMCSE = ContrastiveConfig(kind="simcse", on="pairs")
+# Adds the arm of a name with a value.
+AddArm = Callable[[Run, str, float], None]
 
 
-def named_values(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
+def named_values(values: Sequence[float], recipe: float) -> Iterator[tuple[float, str]]:
     """Each value with its name in a role; the recipe's own is among them."""
-    for value in sorted({*values, own}):
-        yield value, f"{value:g}{'_recipe' * (value == own)}"
+    for value in sorted({*values, recipe}):
+        yield value, f"{value:g}{'_recipe' if value == recipe else ''}"
 
 
-@arms("constants", "smoothing")
-def smoothing(run: Run) -> None:
-    """alpha, on the recipe's treatment of the labels."""
-    add_strength(run)
-    labels = run.config.relabel
-    for value, name in named_values(SMOOTHING, labels.smoothing):
-        add_scorer(run, f"smoothing_{name}", with_changes(labels, {"smoothing": value}))
+def _smoothing(run: Run, name: str, value: float) -> None:
+    add_scorer(run, name, with_changes(run.config.relabel, {"smoothing": value}))
 
 
-@arms("constants", "margin-clip")
-def margin_clip(run: Run) -> None:
-    """The largest margin, where the margin is the strength itself."""
-    add_strength(run)
-    labels = with_changes(run.config.relabel, {"margin_scale": 1.0})
-    for value, name in named_values(MARGIN_CLIPS, labels.margin_clip):
-        add_scorer(run, f"margin_clip_{name}", with_changes(labels, {"margin_clip": value}))
+def _margin_clip(run: Run, name: str, value: float) -> None:
+    """Of a margin that is the strength itself."""
+    changes = {"margin_scale": 1.0, "margin_clip": value}
+    add_scorer(run, name, with_changes(run.config.relabel, changes))
 
 
-@arms("constants", "temperature")
-def temperature(run: Run) -> None:
-    """tau of SimCSE on pairs."""
+def _temperature(run: Run, name: str, value: float) -> None:
     train = with_changes(run.config.reward_model.train, {"dropout": DROPOUT})
-    own = ContrastiveConfig(kind="simcse", on="pairs")
-    for value, name in named_values(TEMPERATURES, own.temperature):
-        contrastive = with_changes(own, {"temperature": value})
-        add_scorer(run, f"temperature_{name}", train=train, contrastive=contrastive)
+    add_scorer(run, name, train=train, contrastive=with_changes(SIMCSE, {"temperature": value}))
 
 
-@arms("constants", "num-policies")
-def num_policies(run: Run) -> None:
-    """N of the Advantage Model, which counts where it weighs by who wrote the comparisons."""
+def _num_policies(run: Run, name: str, value: float) -> None:
+    """N counts where the Advantage Model weighs by who wrote the comparisons."""
     scorers(run)
-    config = with_changes(run.config.advantage_model, {"use_importance_weights": True})
-    for value, name in named_values(NUM_POLICIES, config.num_policies):
-        run[f"scorer_num_policies_{name}"] = run.submit(
-            ADVANTAGE_MODEL,
-            run.seeded(with_changes(config, {"num_policies": value})),
-            policy=run["sft"],
-            preferences=run["preferences"],
-            pairs=run["pairs_raw"],
-            trunk=trunk_for(run, config.train),
-            behaviour=run["sft"],
-            data=prompts_for(run),
-            label=f"Advantage Model, N = {value:g}",
-        )
+    changes = {"use_importance_weights": True, "num_policies": value}
+    config = with_changes(run.config.advantage_model, changes)
+    run[f"scorer_{name}"] = run.submit(
+        ADVANTAGE_MODEL,
+        run.seeded(config),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["pairs_raw"],
+        trunk=trunk_for(run, config.train),
+        behaviour=run["sft"],
+        data=prompts_for(run),
+        label=f"Advantage Model, N = {value:g}",
+    )
 
 
-@arms("advantage-model", "figure-6")
-@arms("constants", "num-clusters")
-def num_clusters(run: Run) -> None:
-    """c, with as many examples in all."""
+def _num_clusters(run: Run, name: str, value: float) -> None:
+    """With as many examples in all."""
     config = run.config.rehearsal
     kept = config.num_clusters * config.per_cluster
-    for value, name in named_values(NUM_CLUSTERS, config.num_clusters):
-        _rehearsed(run, f"num_clusters_{name}", int(value), max(1, kept // int(value)))
+    _rehearsed(run, name, int(value), max(1, kept // int(value)))
 
 
-@arms("constants", "per-cluster")
-def per_cluster(run: Run) -> None:
-    """k."""
-    config = run.config.rehearsal
-    for value, name in named_values(PER_CLUSTER, config.per_cluster):
-        _rehearsed(run, f"per_cluster_{name}", config.num_clusters, int(value))
+def _per_cluster(run: Run, name: str, value: float) -> None:
+    _rehearsed(run, name, run.config.rehearsal.num_clusters, int(value))
 
 
 def _rehearsed(run: Run, name: str, num_clusters: int, per_cluster: int) -> None:
     """`policy_<name>`: PPO-max on the Advantage Model with rehearsal of so many examples."""
     scorers(run)
-    config = with_changes(
-        run.config.rehearsal, {"num_clusters": num_clusters, "per_cluster": per_cluster}
-    )
-    add_rehearsal(run, name, config)
+    changes = {"num_clusters": num_clusters, "per_cluster": per_cluster}
+    add_rehearsal(run, name, with_changes(run.config.rehearsal, changes))
     add_policy(run, name, run.config.ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 
-@arms("constants", "meta-step")
-def meta_step(run: Run) -> None:
-    """eta of MetaRM on the SFT policy's answers; 0 is training on."""
+def _meta_step(run: Run, name: str, value: float) -> None:
+    """On the SFT policy's answers; 0 is training on."""
     scorers(run)
-    config = run.config.rounds.meta_rm
-    for value, name in named_values(META_STEPS, config.meta_learning_rate):
-        run[f"scorer_meta_step_{name}"] = run.submit(
-            META_RM,
-            run.seeded(with_changes(config, {"meta_learning_rate": value})),
-            scorer=run["scorer_raw"],
-            policy=run["sft"],
-            data=run["data"],
-            preferences=run["preferences"],
-            pairs=run["pairs_raw"],
-            trunk=trunk_for(run, run.config.reward_model.train, config.train),
-            label=f"MetaRM, step {value:g}",
-            resources=run.all_cores,
-        )
+    config = with_changes(run.config.rounds.meta_rm, {"meta_learning_rate": value})
+    add_meta_rm(run, f"scorer_{name}", config, "sft", f"MetaRM, step {value:g}")
+
+
+# Of each constant the recipe's value, and the arm of another.
+SWEEPS: dict[str, tuple[Callable[[RunConfig], float], AddArm]] = {
+    "smoothing": (lambda config: config.relabel.smoothing, _smoothing),
+    "margin-clip": (lambda config: config.relabel.margin_clip, _margin_clip),
+    "temperature": (lambda _: SIMCSE.temperature, _temperature),
+    "num-policies": (lambda config: config.advantage_model.num_policies, _num_policies),
+    "num-clusters": (lambda config: config.rehearsal.num_clusters, _num_clusters),
+    "per-cluster": (lambda config: config.rehearsal.per_cluster, _per_cluster),
+    "meta-step": (lambda config: config.rounds.meta_rm.meta_learning_rate, _meta_step),
+}
+
+
+def sweep(constant: str, run: Run) -> None:
+    """Scorers or policies `<constant>_<value>`."""
+    recipe_value, add = SWEEPS[constant]
+    for value, name in named_values(CONSTANTS[constant].values, recipe_value(run.config)):
+        add(run, f"{constant.replace('-', '_')}_{name}", value)
+
+
+for constant in SWEEPS:
+    arms("constants", constant)(partial(sweep, constant))
+arms("advantage-model", "figure-6")(partial(sweep, "num-clusters"))

@@ -7,12 +7,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
     AS_GIVEN,
     add_comparison,
+    add_meta_rm,
     add_outcome,
     add_policy,
     add_scorer,
@@ -24,7 +24,7 @@ from trimtab.flows.studies.steps import (
 )
 from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
-from trimtab.models.specs import FEATURES, META_RM, PPO_MAX
+from trimtab.models.specs import FEATURES, PPO_MAX
 from trimtab.models.studies.variants import (
     DENOISED_AT_KL,
     DYNAMIC_KL,
@@ -227,11 +227,16 @@ def _add_rounds(
             **changes,
         },
     )
+    held_out = run.config.rounds.meta_rm.num_prompts // 2
+    meta_rm = with_changes(
+        run.config.rounds.meta_rm, {"redraw_prompts": True, "num_held_out": held_out}
+    )
     for number in range(1, count + 1):
         name, scorer = f"{prefix}{arm}_{number}", "scorer_raw"
         if of_meta_rm := ROUND_ARMS[arm].changes:
             scorer = f"meta_rm_{name}"
-            _add_meta_rm(run, scorer, policy, number, {"prompts": prompts, **of_meta_rm})
+            config = with_changes(meta_rm, {"prompts": prompts, **of_meta_rm})
+            add_meta_rm(run, scorer, config, policy, scorer.replace("_", " "), number)
         if f"policy_{name}" not in run.roles:
             run[f"policy_{name}"] = run.submit(
                 PPO_MAX,
@@ -244,26 +249,3 @@ def _add_rounds(
             )
             add_outcome(run, name, scorer)
         policy = f"policy_{name}"
-
-
-def _add_meta_rm(
-    run: Run, role: str, policy: str, number: int, changes: Mapping[str, object]
-) -> None:
-    if role in run.roles:
-        return
-    own = run.config.rounds.meta_rm
-    config = with_changes(
-        own, {"redraw_prompts": True, "num_held_out": own.num_prompts // 2, **changes}
-    )
-    run[role] = run.submit(
-        META_RM,
-        run.seeded(config, number),
-        scorer=run["scorer_raw"],
-        policy=run[policy],
-        data=run["data"],
-        preferences=run["preferences"],
-        pairs=run["pairs_raw"],
-        trunk=trunk_for(run, run.config.reward_model.train, config.train),
-        label=role.replace("_", " "),
-        resources=run.all_cores,
-    )

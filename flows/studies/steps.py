@@ -15,8 +15,15 @@ from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.run import Run
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.config.reward import AdvantageModelConfig, RelabelConfig
-from trimtab.models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
+from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, RelabelConfig
+from trimtab.models.specs import (
+    ADVANTAGE_MODEL,
+    HEAD_TO_HEAD,
+    META_RM,
+    PPO_MAX,
+    RELABEL,
+    REWARD_MODEL,
+)
 from trimtab.models.studies.variants import Variant
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -93,6 +100,26 @@ def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pa
         behaviour=[run["sft"]] if config.use_importance_weights else None,
         data=prompts_for(run),
         label=f"Advantage Model, {pairs.replace('_', ' ')}",
+    )
+
+
+def add_meta_rm(
+    run: Run, role: str, config: MetaRMConfig, policy: str, label: str, offset: int = 0
+) -> None:
+    """`scorer_raw` as MetaRM trains it on, on the answers of the role `policy`."""
+    if role in run.roles:
+        return
+    run[role] = run.submit(
+        META_RM,
+        run.seeded(config, offset),
+        scorer=run["scorer_raw"],
+        policy=run[policy],
+        data=run["data"],
+        preferences=run["preferences"],
+        pairs=run["pairs_raw"],
+        trunk=trunk_for(run, run.config.reward_model.train, config.train),
+        label=label,
+        resources=run.all_cores,
     )
 
 

@@ -38,6 +38,7 @@ from trimtab.models.studies.measures import (
     curve_plots,
     outcome,
     outcome_plot,
+    validation_gap,
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot, titled
@@ -371,7 +372,7 @@ def calibration(artifacts: Artifacts) -> SeedResult:
             gap = artifacts.labelled_gaps(where).gap
             table[f"{name}, {_epochs(epochs)}"] = _calibrated(artifacts, where, gap)
             if role == "scorer":
-                scaled = gap / likeliest_temperature(_validation_gap(artifacts, where))
+                scaled = gap / likeliest_temperature(validation_gap(artifacts, where))
                 row = _calibrated(artifacts, where, scaled)
                 table[f"{name}, {_epochs(epochs)}, temperature scaled"] = row
 
@@ -446,12 +447,6 @@ def _calibrated(artifacts: Artifacts, role: str, gap: Tensor) -> dict[str, float
         OVERCONFIDENCE: float(confidence.mean() - correct.double().mean()),
         **accuracies(artifacts, role),
     }
-
-
-def _validation_gap(artifacts: Artifacts, role: str) -> Tensor:
-    rows = artifacts.scores(role, "validation").values()
-    gaps = [row["chosen_score"] - row["rejected_score"] for row in rows]
-    return torch.tensor(gaps, dtype=torch.float64)
 
 
 def likeliest_temperature(gap: Tensor) -> float:

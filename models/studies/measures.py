@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
@@ -31,14 +32,22 @@ RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
 
 def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
     """Accuracy of a scorer on the test pairs, by whose labels."""
-    shares = {GIVEN: _share_right(artifacts.labelled_gaps(role).gap)}
+    shares = {GIVEN: share_right(artifacts.labelled_gaps(role).gap)}
     if artifacts.truth:
-        shares = {RIGHT: _share_right(artifacts.clean_gaps(role).gap)} | shares
+        shares = {RIGHT: share_right(artifacts.clean_gaps(role).gap)} | shares
     return shares
 
 
-def _share_right(gap: Tensor) -> float:
+def share_right(gap: Tensor) -> float:
+    """How many of the score gaps (N,) are on the better answer's side."""
     return float((gap > 0).double().mean())
+
+
+def validation_gap(artifacts: Artifacts, role: str) -> Tensor:
+    """A scorer's gaps (N,) float64 on the validation pairs, by the given labels."""
+    rows = artifacts.scores(role, "validation").values()
+    gaps = [row["chosen_score"] - row["rejected_score"] for row in rows]
+    return torch.tensor(gaps, dtype=torch.float64)
 
 
 def outcome(artifacts: Artifacts, role: str, eval_set: str = "main") -> dict[str, float]:

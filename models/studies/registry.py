@@ -4,12 +4,12 @@
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 [RLAIF] RLAIF vs. RLHF, arXiv 2309.00267. [DPO] Direct Preference Optimization, arXiv 2305.18290.
 
-The decorator is the one place that declares an exhibit. The stage `study` imports the functions and
-takes them from READERS. Flows need every name and claim beforehand, for Prefect's form and the
-command line, and load no torch, which all these modules do (`reporting.kit.artifacts` holds
-tensors). EXHIBITS are therefore read from the source of the decorators, as the code's version is
-read from its import statements: a declaration in a module without torch would be a second list
-beside the functions, to be kept in step by hand.
+The decorator, or a swept constant's row in CONSTANTS, is the one place that declares an exhibit.
+The stage `study` imports the functions and takes them from READERS. Flows need every name and claim
+beforehand, for Prefect's form and the command line, and load no torch, which all these modules do
+(`reporting.kit.artifacts` holds tensors). EXHIBITS are therefore read from the source of the
+decorators, as the code's version is read from its import statements: a declaration in a module
+without torch would be a second list beside the functions, to be kept in step by hand.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from trimtab.models.studies.results import SeedResult
+from trimtab.models.studies.variants import CONSTANTS
 
 TITLES = {
     "part-1": "Secrets of RLHF Part I: PPO",
@@ -115,13 +116,17 @@ def _declared(source: str) -> Iterator[Exhibit]:
                 yield Exhibit(*map(value, call.args), **fields)
 
 
+AS_GOOD_AS_ANY = "The recipe's value is as good as any, on validation data"
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 EXHIBITS = tuple(
     sorted(
-        (
-            each
-            for path in sorted(Path(__file__).parent.glob("*.py"))
-            for each in _declared(path.read_text(encoding="utf-8"))
-        ),
+        [
+            *(each for path in _SOURCES for each in _declared(path.read_text(encoding="utf-8"))),
+            *(
+                Exhibit("constants", name, constant.shows, AS_GOOD_AS_ANY, "not published")
+                for name, constant in CONSTANTS.items()
+            ),
+        ],
         key=lambda each: list(TITLES).index(each.paper),
     )
 )

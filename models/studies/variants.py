@@ -178,6 +178,34 @@ DENOISED_AT_KL = {
     "flipped": Variant("flip", {"flip_below": 0.0}),
     "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
 }
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant that no paper publishes: what it is, and the values beside the recipe's own."""
+
+    shows: str
+    values: tuple[float, ...]
+
+
+# By the exhibit's name.
+CONSTANTS = {
+    "smoothing": Constant(
+        "alpha of label smoothing, on the recipe's treatment of labels",
+        (0.0, 0.05, 0.1, 0.2, 0.3, 0.4),
+    ),
+    "margin-clip": Constant(
+        "The largest adaptive margin, at a margin of the strength itself", (0.25, 0.5, 1.0, 2.0)
+    ),
+    "temperature": Constant("tau of SimCSE on pairs", (0.02, 0.05, 0.1, 0.5)),
+    # Of 1 nothing is left to learn where SFT wrote all.
+    "num-policies": Constant("N of the Advantage Model's equation 8", (2.0, 4.0, 8.0, 16.0)),
+    "num-clusters": Constant(
+        "c, the clusters of selective rehearsal, as many examples in all", (5, 10, 20, 40)
+    ),
+    "per-cluster": Constant("k, the examples kept of each cluster", (4, 8, 16, 32)),
+    "meta-step": Constant("eta, the step of MetaRM's ascent", (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)),
+}
 # Shares of the clear training labels that are turned round, and roles that belong to one.
 FLIP_SHARES = (0.1, 0.25, 0.4)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.models.studies.conftest import Run, score
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.advantage_model import figure_6
-from trimtab.models.studies.constants import NLL, SPREAD, meta_step, num_clusters, smoothing, swept
+from trimtab.models.studies.constants import NLL, SPREAD, read_sweep, swept
 
 
 def _scorer(*gaps: float) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def test_scorers_are_compared_by_likelihood_on_validation_pairs(run: Run) -> Non
         "scorer_smoothing_0.2_recipe": _scorer(1.0, -1.0),
         "scorer_margin_clip_1_recipe": _scorer(5.0),
     }
-    reading = smoothing(run(roles))
+    reading = read_sweep("smoothing", run(roles))
     # -log sigmoid(0) = log 2; the mean for 1 and -1 is .5 + log(1 + 1/e) = .8133.
     found = {row: columns[NLL] for row, columns in reading.table.items()}
     assert found == {
@@ -40,7 +40,7 @@ def test_meta_rm_is_measured_by_what_it_spreads_apart_too(run: Run) -> None:
         return {**_scorer(0.0), "spreads.jsonl": spreads}
 
     roles = {"scorer_meta_step_0": trained(4.0), "scorer_meta_step_0.5_recipe": trained(8.0)}
-    table = meta_step(run(roles)).table
+    table = read_sweep("meta-step", run(roles)).table
     assert [row[SPREAD] for row in table.values()] == [1.0, 2.0]
 
 
@@ -64,7 +64,7 @@ def _policies(*nets: float) -> dict[str, dict[str, Any]]:
 
 
 def test_policies_are_compared_by_annotators(run: Run) -> None:
-    reading = num_clusters(run(_policies(0.1, 0.3, 0.32)))
+    reading = read_sweep("num-clusters", run(_policies(0.1, 0.3, 0.32)))
     assert list(reading.table) == ["5", "10 (recipe)", "20"]
     assert list(reading.checks.values()) == [True]  # .02 less than the best
 
@@ -80,4 +80,4 @@ def test_values_are_sorted_as_numbers(run: Run) -> None:
 
 def test_one_value_must_be_the_recipes(run: Run) -> None:
     with pytest.raises(ReportInputError, match="must be the recipe's"):
-        smoothing(run({"scorer_smoothing_0": _scorer(0.0)}))
+        read_sweep("smoothing", run({"scorer_smoothing_0": _scorer(0.0)}))
