@@ -2,5 +2,5 @@
 
 `build` makes a judge of a configuration. `judge` turns answers into probabilities and ratings,
 `revise` into revised responses, `reward` into rewards. `batch` asks and remembers, `budget` counts.
-`client`, `local` and `gold` answer; `serve` serves a local model to others.
+`client`, `local` and `gold` answer.
 """

@@ -1,6 +1,6 @@
 """Requests and answers of a chat model, in the form of OpenAI's chat completions.
 
-The client, the server and the answers on disk use the same form. It is read strictly here, and not
+The client and the answers on disk use the same form. It is read strictly here, and not
 by the types of the `openai` package, which accept any body.
 """
 

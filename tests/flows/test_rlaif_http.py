@@ -5,44 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastapi import Request, Response
 
 from tests.flows.command import trimtab
-from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
+from tests.models.judge.endpoint import ScriptedServer, answers_of, serving
+from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.judge.batch import CachedChatModel
 from trimtab.models.judge.judge import Comparison, Judge
 from trimtab.models.judge.local import LocalModel
-from trimtab.models.judge.serve import create_app
 from trimtab.models.training.data import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 NUM_JUDGED = 24
 KEY = "sk-Zx81hu2bqTestKeyOfABlock"
-
-
-@dataclass
-class _Server:
-    """How often it was asked, and with which keys."""
-
-    url: str = ""
-    num_asked: int = 0
-    keys: set[str | None] = field(default_factory=set)
-
-    async def note(
-        self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        self.num_asked += 1
-        self.keys.add(request.headers.get("Authorization"))
-        return await call_next(request)
 
 
 @pytest.fixture
@@ -61,13 +43,11 @@ def local() -> LocalModel:
 
 
 @pytest.fixture
-def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
+def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
     monkeypatch.delenv("TRIMTAB_ANSWERS", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server, app = _Server(), create_app(local, "tiny")
-    app.middleware("http")(server.note)
-    with running(app) as server.url:
+    with serving(answers_of(local)) as server:
         yield server
 
 
@@ -86,7 +66,7 @@ def _labels(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_labels_of_a_served_model_are_those_of_the_model(
-    home: Path, local: LocalModel, server: _Server
+    home: Path, local: LocalModel, server: ScriptedServer
 ) -> None:
     judge = "judge_preferences.judge"
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
@@ -123,10 +103,10 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     roles = {stage["role"]: stage["stage"] for stage in card["stages"]}
     assert (roles["pairs_as_given"], roles["preferences"]) == ("comparisons", "ai_labels")
     # The judging stage is another now; what it asks is known.
-    asked = server.num_asked
+    asked = len(server.bodies)
     trimtab(home, *run, "judge_preferences.pairs_at_once=50")
-    assert server.num_asked == asked > 0
-    assert server.keys == {f"Bearer {KEY}"}
+    assert len(server.bodies) == asked > 0
+    assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     for path in home.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 

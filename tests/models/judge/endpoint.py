@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from trimtab.models.judge.chat import ChatModel, ChatRequest, Message
+
 Body = dict[str, Any]
 
 
@@ -150,3 +152,22 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
             server.ended.set()
             server.shutdown()
             thread.join()
+
+
+def answers_of(model: ChatModel) -> Script:
+    """What a model in this process answers, one request at a time."""
+    one_at_a_time = threading.Lock()
+
+    def script(_: int, body: Body) -> Body:
+        request = ChatRequest(
+            tuple(Message(**message) for message in body["messages"]),
+            body["max_tokens"],
+            body["temperature"],
+            body.get("top_logprobs", 0),
+            body.get("seed"),
+        )
+        with one_at_a_time:
+            ((_, answer),) = model.answers([("", request)])
+        return answer.to_json()
+
+    return script

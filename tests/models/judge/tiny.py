@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from trimtab.models.judge.serve import JudgeServer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -61,16 +55,3 @@ def save_tiny(folder: Path) -> Path:
     tiny_model().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The address of an application of `trimtab.models.judge.serve`, which runs inside."""
-    server = JudgeServer(app)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.url
-    finally:
-        server.should_exit = True
-        thread.join()

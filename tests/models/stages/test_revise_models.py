@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.models.conftest import run_stage
-from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
+from tests.models.judge.endpoint import answers_of, serving
+from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.judge import ChatModelConfig, EndpointConfig
 from trimtab.models.config.policy import ReviseConfig
 from trimtab.models.judge.local import LocalModel
-from trimtab.models.judge.serve import create_app
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import signals
 from trimtab.models.training.data import read_rows, write_rows
@@ -35,8 +35,8 @@ def test_a_served_model_revises_through_http_as_in_this_process(
     torch.set_num_threads(1)
     local = LocalModel(tiny_model(), tiny_tokenizer(), "tiny")
     inputs = {"data": world, "policy": policy}
-    with running(create_app(local, "tiny")) as url:
-        address = EndpointConfig(base_url=url, model="tiny", max_retries=0)
+    with serving(answers_of(local)) as server:
+        address = EndpointConfig(base_url=server.url, model="tiny", max_retries=0)
         config = ReviseConfig(
             judge=ChatModelConfig(endpoint=address, temperature=1.5),
             max_prompts=8,
