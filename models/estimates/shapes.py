@@ -135,11 +135,11 @@ def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
     vocab_size: int,
     hidden_size: int,
     intermediate_size: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    context: int,
-    is_tied: bool,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    max_position_embeddings: int,
+    tie_word_embeddings: bool,
     head_dim: int | None = None,
     has_query_bias: bool = False,
 ) -> ModelShape:
@@ -154,6 +154,7 @@ def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
     floats wide).
     """
     hidden, inner = hidden_size, intermediate_size
+    num_heads, num_kv_heads = num_attention_heads, num_key_value_heads
     head_dim = head_dim or hidden // num_heads
     query, key = (head_dim * heads for heads in (num_heads, num_kv_heads))
     attention = ((hidden, query), (hidden, key), (hidden, key), (query, hidden))
@@ -172,14 +173,14 @@ def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        context=context,
-        is_tied=is_tied,
+        context=max_position_embeddings,
+        is_tied=tie_word_embeddings,
         embedding_parameters=vocab_size * hidden,
         last_parameters=hidden,
-        head_parameters=0 if is_tied else vocab_size * hidden,
+        head_parameters=0 if tie_word_embeddings else vocab_size * hidden,
         largest_parameter=hidden * max(vocab_size, inner),
         kept_once=hidden + 1 + 2 * head_dim + 2,
-        layers=num_layers * (layer,),
+        layers=num_hidden_layers * (layer,),
     )
 
 
@@ -194,43 +195,43 @@ KNOWN_SHAPES = {
         vocab_size=32000,
         hidden_size=4096,
         intermediate_size=14336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        context=32768,
-        is_tied=False,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
     ),
     "Qwen/Qwen2.5-0.5B": gated_decoder(
         vocab_size=151_936,
         hidden_size=896,
         intermediate_size=4864,
-        num_layers=24,
-        num_heads=14,
-        num_kv_heads=2,
-        context=32768,
-        is_tied=True,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
         has_query_bias=True,
     ),
     "Qwen/Qwen2.5-1.5B": gated_decoder(
         vocab_size=151_936,
         hidden_size=1536,
         intermediate_size=8960,
-        num_layers=28,
-        num_heads=12,
-        num_kv_heads=2,
-        context=131_072,
-        is_tied=True,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=True,
         has_query_bias=True,
     ),
     "smollm2-135m-instruct": gated_decoder(
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        context=8192,
-        is_tied=True,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
     ),
 }
 
@@ -244,7 +245,7 @@ def shape_of(
     for one that cannot be trained, PlanError for one that is neither in KNOWN_SHAPES nor here.
     """
     if config.base is None:
-        return _small_llama(config)
+        return gated_decoder(**llama_fields(config, _world_vocabulary()))
     path = _config_of(config.base)
     if path is None:
         if config.base in KNOWN_SHAPES:
@@ -272,20 +273,6 @@ def missing_files(config: ModelConfig) -> list[str]:
         for what, names in BASE_FILES.items()
         if not any(any(folder.glob(name)) for name in names)
     ]
-
-
-def _small_llama(config: ModelConfig) -> ModelShape:
-    fields = llama_fields(config, _world_vocabulary())
-    return gated_decoder(
-        vocab_size=fields["vocab_size"],
-        hidden_size=fields["hidden_size"],
-        intermediate_size=fields["intermediate_size"],
-        num_layers=fields["num_hidden_layers"],
-        num_heads=fields["num_attention_heads"],
-        num_kv_heads=fields["num_key_value_heads"],
-        context=fields["max_position_embeddings"],
-        is_tied=fields["tie_word_embeddings"],
-    )
 
 
 @functools.cache

@@ -80,28 +80,17 @@ def test_operations_of_passed_and_sampled_tokens_by_hand() -> None:
 @pytest.mark.parametrize("is_recomputed", [False, True])
 def test_operations_are_those_that_torch_counts(is_recomputed: bool) -> None:
     """One row of a causal pass forward and backward, and its log-probabilities."""
-    shape = gated_decoder(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=80,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        context=128,
-        is_tied=False,
-    )
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=80,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-            pad_token_id=0,
-        )
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+    shape, model = gated_decoder(**sizes), LlamaForCausalLM(LlamaConfig(**sizes, pad_token_id=0))
     config = TrainConfig(gradient_checkpointing=is_recomputed)
     prepare_training(model.train(), config, seed=0)
     batch = pack([Candidates([1] * 4, ([2] * 4,))] * 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,34 +29,23 @@ from trimtab.models.nets.training import prepare_training
 
 MISTRAL = KNOWN_SHAPES["mistralai/Mistral-7B-v0.1"]
 # Unequal everywhere, so that no two dimensions can be confused; grouped heads of their own size.
-SHAPE = gated_decoder(
-    vocab_size=50,
-    hidden_size=24,
-    intermediate_size=80,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=10,
-    context=128,
-    is_tied=False,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+SHAPE = gated_decoder(**SIZES)
 
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=SHAPE.vocab_size,
-            hidden_size=SHAPE.hidden_size,
-            intermediate_size=80,
-            num_hidden_layers=SHAPE.num_layers,
-            num_attention_heads=SHAPE.num_heads,
-            num_key_value_heads=SHAPE.num_kv_heads,
-            head_dim=SHAPE.head_dim,
-            max_position_embeddings=SHAPE.context,
-            pad_token_id=0,
-        )
-    )
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=0))
     return with_fused_layers(model.train())
 
 
