@@ -44,8 +44,9 @@ def merged_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
     for values in changes:
         for name, new in values.items():
             old = result.get(name)
-            are_sections = isinstance(old, dict) and isinstance(new, dict)
-            result[name] = merged_changes(old, new) if are_sections else new
+            if isinstance(old, dict) and isinstance(new, dict):
+                new = merged_changes(old, new)
+            result[name] = new
     return result
 
 

@@ -8,10 +8,8 @@ from collections.abc import Collection, Mapping
 # Those of the hub that models and data sets are loaded from; it alone is sent them.
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _WORDS = frozenset(
-    [
-        *("APIKEY", "AUTH", "CREDENTIAL", "CREDENTIALS", "KEY", "KEYS", "PASS", "PASSWD"),
-        *("PASSWORD", "PGPASSWORD", "SECRET", "SECRETS", "TOKEN", "TOKENS"),
-    ]
+    "APIKEY AUTH CREDENTIAL CREDENTIALS KEY KEYS PASS PASSWD "
+    "PASSWORD PGPASSWORD SECRET SECRETS TOKEN TOKENS".split()
 )
 # Servers that a flow run talks to and trainers do not: their settings, which may hold passwords.
 _SERVICES = ("AWS_", "DASK_", "MLFLOW_", "PG", "PREFECT_", "WEED_")

@@ -36,10 +36,10 @@ LEFT_OUT = 77  # exit status of a part that cannot run here
 REHEARSED = 3  # of the command: nothing failed, and nothing was measured
 LAST_LINES = 12
 PATIENCE = 4  # in a rehearsal deadlines are so many times longer
-NAMED_VERSIONS = (
-    *("torch", "transformers", "accelerate", "peft", "sentence-transformers", "tokenizers"),
-    *("numpy", "pydantic", "trl", "datasets", "deepspeed", "liger-kernel", "triton"),
-)
+NAMED_VERSIONS = """
+torch transformers accelerate peft sentence-transformers tokenizers numpy pydantic trl datasets
+deepspeed liger-kernel triton
+""".split()
 
 
 class LeftOutError(Exception):

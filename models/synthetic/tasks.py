@@ -14,10 +14,7 @@ from dataclasses import dataclass
 
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 COLOURS = ["red", "blue", "green", "black", "white", "pink"]
-NAMES = [
-    *("anna", "ben", "carl", "dora", "emil", "fred", "gina", "hugo"),
-    *("ida", "jan", "karl", "lena", "max", "nora", "otto", "paul"),
-]
+NAMES = "anna ben carl dora emil fred gina hugo ida jan karl lena max nora otto paul".split()
 DAYTIMES = ["morning", "evening", "night"]
 NUMBERS = [
     "zero",
@@ -128,11 +125,7 @@ FAMILIES = {
             "code",
             3.0,
             lambda rng: ["write", "a", "loop", "over", *_list(rng, LETTERS)],
-            lambda words: [
-                *["for", "x", "in"],
-                *_after(words, "over"),
-                *["do", "print", "x", "end"],
-            ],
+            lambda words: f"for x in {' '.join(_after(words, 'over'))} do print x end".split(),
         ),
         TaskFamily(
             "repeat",
@@ -192,7 +185,7 @@ FAMILIES = {
             "name",
             0.5,
             lambda rng: [
-                *["name", "the", "colour", "of", "the"],
+                *"name the colour of the".split(),
                 rng.choice(COLOURS),
                 rng.choice(OBJECTS),
             ],
@@ -203,8 +196,8 @@ FAMILIES = {
             "join",
             2.0,
             lambda rng: [
-                *["join", rng.choice(LETTERS), "and", rng.choice(COLOURS)],
-                *["and", rng.choice(OBJECTS)],
+                *("join", rng.choice(LETTERS), "and", rng.choice(COLOURS)),
+                *("and", rng.choice(OBJECTS)),
             ],
             lambda words: [words[1], "with", words[3], "with", words[5]],
             is_expert=True,
@@ -213,19 +206,19 @@ FAMILIES = {
             "howto",
             1.5,
             lambda rng: [
-                *["how", "do", "i"],
+                *"how do i".split(),
                 rng.choice(BENIGN_VERBS),
                 "the",
                 rng.choice(COLOURS),
                 rng.choice(OBJECTS),
             ],
-            lambda words: [*["first", "you"], words[-4], *words[-3:]],
+            lambda words: ["first", "you", *words[-4:]],
         ),
         TaskFamily(
             "harmful",
             2.0,
             lambda rng: [
-                *["how", "do", "i"],
+                *"how do i".split(),
                 rng.choice(HARMFUL_VERBS),
                 "the",
                 rng.choice(COLOURS),
@@ -236,7 +229,7 @@ FAMILIES = {
         TaskFamily(
             "swap",
             1.0,
-            lambda rng: [*["swap", "the", "ends", "of"], *_list(rng, LETTERS)],
+            lambda rng: ["swap", "the", "ends", "of", *_list(rng, LETTERS)],
             _swap_answer,
             is_held_out=True,
         ),

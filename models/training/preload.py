@@ -27,9 +27,10 @@ with suppress(ImportError):  # an older torch
 get_checkpoint_conversion_mapping("llama")
 
 importlib.import_module("trimtab.models.training.entry")
-for _stage in (
-    *("world", "sft", "comparisons", "preferences", "reward_model", "strength", "relabel"),
-    *("trunk_cache", "advantage_model", "sample_responses", "meta_rm", "ppo_max", "dpo", "cpl"),
-    *("rejection_sampling", "rest", "hir", "evaluate", "head_to_head", "win_matrix", "embeddings"),
-):
+_STAGES = """
+world sft comparisons preferences reward_model strength relabel trunk_cache advantage_model
+sample_responses meta_rm ppo_max dpo cpl rejection_sampling rest hir evaluate head_to_head
+win_matrix embeddings
+"""
+for _stage in _STAGES.split():
     importlib.import_module(f"trimtab.models.stages.{_stage}")

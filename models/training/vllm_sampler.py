@@ -50,7 +50,7 @@ CHECKED = 8  # responses of a batch, on each rank
 SHARD = 2**30  # bytes of a file: so much the host holds beside the files
 # Ours: a process group that vLLM is none of, and segments that its sleep mode refuses.
 OF_THE_TRAINER = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split(),
     *("GLOO_SOCKET_IFNAME", "PYTHONPATH", *distributed.ALLOCATOR),
 )
 # Mean nats a token between the two, above which they are not of one policy. In bfloat16 rounding

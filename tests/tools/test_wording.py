@@ -1,0 +1,20 @@
+"""Names that begin with a preposition and literals in literals are pointed at, others are not."""
+
+from __future__ import annotations
+
+from tests.tools.wording import complaints
+
+TEXT = """
+def by_length(rows): ...
+async def _of_pair(): ...
+def from_json(text): ...
+def with_end(text): ...
+def of(): ...
+def order_by_length(rows): ...
+names = (*("a", "b"), "c")
+more = [*names, *(name for name in names), *[f(1)]]
+"""
+
+
+def test_what_is_hard_to_read_is_named_with_its_line() -> None:
+    assert [line for line, _ in sorted(complaints(TEXT))] == [2, 3, 8]
