@@ -38,7 +38,7 @@ class CodeChangedError(RuntimeError):
 def code_of(modules: StageModules, stage: str) -> str:
     """The version of the stage's code as it is on disk now."""
     module = f"{modules.package}.{stage}"
-    return code_version(module, root=modules.root, packages=(modules.package.rpartition(".")[0],))
+    return code_version(module, root=modules.root, package=modules.package.rpartition(".")[0])
 
 
 def stage_key(
@@ -62,7 +62,7 @@ def stage_key(
 
 
 ROOT = Path(trimtab.__file__).parents[1]
-PACKAGES = ("trimtab.models",)
+PACKAGE = "trimtab.models"
 CONFIG = "trimtab.models.config"
 LIBRARIES = ("torch", "transformers")
 _parsing = threading.Lock()
@@ -80,13 +80,14 @@ class _Source:
     imports: frozenset[str]
 
 
-def code_version(module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> str:
+def code_version(module: str, *, root: Path = ROOT, package: str = PACKAGE) -> str:
     """sha256, in hex, of the project code that `module` can reach, and of library versions.
 
-    `root` holds the packages; modules outside `packages` count by LIBRARIES' versions only.
+    `root` holds `package`; modules outside of that count by LIBRARIES' versions only.
     Raises UnknownModuleError if `module` has no source file.
     """
-    closure = _closure(module, root, packages)
+    folder = root.joinpath(*package.split("."))
+    closure = _closure(module, root, folder, tuple(file_states(folder).items()))
     if module not in closure:
         raise UnknownModuleError(f"no module {module!r} below {root}")
     hashes = {name: source.digest for name, source in closure.items()}
@@ -94,17 +95,10 @@ def code_version(module: str, *, root: Path = ROOT, packages: tuple[str, ...] = 
     return hashlib.sha256(payload.encode()).hexdigest()
 
 
-def read_sources(*, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> None:
+def read_sources() -> None:
     """Parse everything now, which takes a second, rather than when it is waited for."""
-    for name, path in _modules(root, packages).items():
+    for name, path in _modules(ROOT, ROOT.joinpath(*PACKAGE.split("."))).items():
         _source(name, path)
-
-
-def modules_of(
-    module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES
-) -> list[str]:
-    """Names of the project modules that count for `module`'s code version, sorted."""
-    return sorted(_closure(module, root, packages))
 
 
 def library_versions() -> dict[str, str]:
@@ -124,19 +118,12 @@ def _version(distribution: str) -> str:
         return "absent"
 
 
-def _closure(module: str, root: Path, packages: tuple[str, ...]) -> Mapping[str, _Source]:
-    found: dict[str, State] = {}
-    for folder in _folders(root, packages):
-        found |= file_states(folder)
-    return _closure_of(module, root, packages, tuple(found.items()))
-
-
 @lru_cache(maxsize=128)
-def _closure_of(
-    module: str, root: Path, packages: tuple[str, ...], _: tuple[tuple[str, State], ...]
+def _closure(
+    module: str, root: Path, folder: Path, _: tuple[tuple[str, State], ...]
 ) -> Mapping[str, _Source]:
-    """Found once for each state of all the files."""
-    paths = _modules(root, packages)
+    """The module and what it imports of the package in `folder`, once for each state of that."""
+    paths = _modules(root, folder)
     found: dict[str, _Source] = {}
     waiting = [module]
     while waiting:
@@ -150,10 +137,10 @@ def _closure_of(
     return found
 
 
-def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
+def _modules(root: Path, folder: Path) -> dict[str, Path]:
     """The source of every module but those of CONFIG; of a package, its __init__.py."""
     paths = {}
-    for file in (file for each in _folders(root, packages) for file in each.rglob("*.py")):
+    for file in folder.rglob("*.py"):
         parts = file.relative_to(root).with_suffix("").parts
         if ".".join(parts[:3]) == CONFIG:
             continue
@@ -162,10 +149,6 @@ def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
         else:
             paths.setdefault(".".join(parts), file)  # Python prefers a package of that name
     return paths
-
-
-def _folders(root: Path, packages: tuple[str, ...]) -> list[Path]:
-    return [root.joinpath(*package.split(".")) for package in packages]
 
 
 def _source(module: str, path: Path) -> _Source:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -74,20 +74,15 @@ class Provenance:
 NO_PROVENANCE = Provenance()
 
 
-@dataclass(frozen=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Provenance):
     """Everything known about one artifact (or, with fewer fields filled, one checkpoint)."""
 
     stage: str
     key: str
     digest: str
     files: tuple[FileEntry, ...]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    parents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
-    seconds: float = 0.0
-    summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def content_digest(self) -> str:
@@ -118,7 +113,9 @@ class Manifest:
             )
             for entry in files:
                 check_name(entry.name)
-            manifest = cls(**{**{name: raw[name] for name in cls.__annotations__}, "files": files})
+            manifest = cls(
+                **{**{each.name: raw[each.name] for each in fields(cls)}, "files": files}
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedManifestError(f"not a manifest: {error!r}") from error
         if manifest.digest != digest_files(files):
@@ -148,16 +145,12 @@ def build_manifest(
 ) -> Manifest:
     """A manifest of `files`, dated now, with its digest computed."""
     return Manifest(
+        **{**asdict(provenance), "seconds": round(provenance.seconds, 3)},
         stage=stage,
         key=key,
         digest=digest_files(files),
         files=files,
-        config=dict(provenance.config),
-        parents={name: dict(parent) for name, parent in provenance.parents.items()},
-        versions=dict(provenance.versions),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(provenance.seconds, 3),
-        summary=dict(provenance.summary),
     )
 
 

@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 import pytest
 
 from trimtab.tasks import cache_key as module
-from trimtab.tasks.cache_key import ROOT, UnknownModuleError, code_version, modules_of, stage_key
+from trimtab.tasks.cache_key import ROOT, UnknownModuleError, code_version, stage_key
 
 FILES = {
     "trimtab/models/__init__.py": "",
@@ -44,8 +44,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _closure(name: str, root: Path) -> list[str]:
+    return sorted(module._closure(name, root, root / "trimtab" / "models", ()))
+
+
 def test_closure_follows_every_form_of_import(root: Path) -> None:
-    assert modules_of("trimtab.models.stages.sft", root=root) == [
+    assert _closure("trimtab.models.stages.sft", root) == [
         "trimtab.models", "trimtab.models.data.records", "trimtab.models.functional",
         "trimtab.models.functional.loss", "trimtab.models.nets", "trimtab.models.nets.heads",
         "trimtab.models.stages", "trimtab.models.stages.batching", "trimtab.models.stages.sft",
@@ -183,5 +187,5 @@ def test_unknown_module_is_named(root: Path) -> None:
 
 
 def test_entry_of_this_project_has_a_version() -> None:
-    assert "trimtab.models.training.signals" in modules_of("trimtab.models.training.entry")
+    assert "trimtab.models.training.signals" in _closure("trimtab.models.training.entry", ROOT)
     assert len(code_version("trimtab.models.training.entry")) == 64
