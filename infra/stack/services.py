@@ -236,7 +236,11 @@ class Stack:
             [sys.executable, "-P", "-m", "trimtab.infra.prefect.reconciler"],
             is_ready=lambda: True,
             after=["prefect"],
-            env={**self.client_environment, "PREFECT_HOME": str(folder), "DO_NOT_TRACK": "1"},
+            env={
+                "PREFECT_API_URL": self.client_environment["PREFECT_API_URL"],
+                "PREFECT_HOME": str(folder),
+                "DO_NOT_TRACK": "1",
+            },
             secrets=("PREFECT_API_AUTH_STRING",),
             folder=folder,
         )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
+from configparser import ConfigParser
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import kubernetes_validate
@@ -21,7 +24,7 @@ from trimtab.infra.prefect import reconciler
 from trimtab.infra.processes.launch import DRAIN_SECONDS
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.postgres import DATABASES
-from trimtab.infra.stack.services import POOL
+from trimtab.infra.stack.services import HOST, POOL, Stack
 
 INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
@@ -205,11 +208,61 @@ def test_compose_is_the_same_stack() -> None:
     assert weed and services["seaweedfs"]["image"].endswith(f":{weed[1]}")
     assert {each["logging"]["driver"] for each in services.values()} == {"local"}
     worker = services["worker"]["environment"]
-    assert worker["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
-    for name in (
-        "TRIMTAB_DATA_ROOTS",
-        "TRIMTAB_JUDGES",
-        "TRIMTAB_JUDGE_NETWORKS",
-        "HF_TOKEN",
-    ):  # what its runs may read, and whom they may ask
+    # What its runs may read, and whom they may ask.
+    for name in ("TRIMTAB_DATA_ROOTS", "TRIMTAB_JUDGES", "TRIMTAB_JUDGE_NETWORKS", "HF_TOKEN"):
         assert worker[name] == f"${{{name}:-}}"
+
+
+# Settings that name a port or a place of the stack's own host.
+OF_ONE_HOST = {"PATH", "PREFECT_SERVER_API_PORT"}
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """A stack whose secrets have their names as values."""
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, name)
+    with TemporaryDirectory() as folder:
+        yield Stack(Path(folder))
+
+
+@pytest.mark.parametrize("name", ["mlflow", "prefect", "reconciler", "worker"])
+def test_a_container_has_the_settings_and_the_secrets_of_the_stack_s_server(
+    name: str, stack: Stack
+) -> None:
+    """Each is declared in infra/stack/services.py; only where things lie is the container's own."""
+    server = next(each for each in stack.services() if each.name.startswith(name))
+    container = COMPOSE["services"][name]["environment"]
+    needed = set(server.secrets)
+    for setting, value in server.env.items():
+        if value in secrets.SECRETS:
+            needed.add(value)
+            assert container[setting] == f"${{{value}:?}}"
+        elif setting not in OF_ONE_HOST and HOST not in value and str(stack.folder) not in value:
+            assert container[setting] == value, setting
+    taken = re.findall(r"\$\{(\w+):\?\}", str(container))
+    assert set(taken) == needed & secrets.SECRETS.keys()
+
+
+def test_the_unit_of_a_worker_has_the_settings_of_the_stack_s(stack: Stack) -> None:
+    unit = (INFRA / "systemd" / "trimtab-worker.service").read_text()
+    lines = re.findall(r"^Environment=(.+)$", unit, re.MULTILINE)
+    settings = dict(each.split("=", 1) for line in lines for each in line.split())
+    worker = stack.worker("worker-1").env
+    places = {"PATH", "TRIMTAB_HOME", "PREFECT_HOME"}
+    assert {name: worker[name] for name in settings.keys() - places} == {
+        name: value for name, value in settings.items() if name not in places
+    }
+
+
+def test_mlflow_s_users_have_the_same_rights_in_a_container(stack: Stack) -> None:
+    server = next(each for each in stack.services() if each.name == "mlflow")
+    assert server.folder is not None
+    server.folder.mkdir()
+    server.prepare()
+    ours, theirs = ConfigParser(interpolation=None), ConfigParser(interpolation=None)
+    ours.read(server.folder / "users.ini")
+    theirs.read_string(COMPOSE["configs"]["mlflow_users"]["content"])
+    for each in (ours, theirs):
+        assert each["mlflow"].pop("database_uri").startswith("postgresql://trimtab@")
+    assert dict(ours["mlflow"]) == dict(theirs["mlflow"])
