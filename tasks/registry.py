@@ -200,7 +200,7 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
         name = _scorer_name(model_name(run.model), kind)
-        aliases = ("candidate",) + ("champion",) * is_champion
+        aliases = ("candidate", "champion") if is_champion else ("candidate",)
         card = _card(run, made, kind, role, group)
         number = _register(run_id, name, scorer.ref, aliases, _tags(run, made), card)
         said.append(f"{name}: version {number}")
@@ -213,7 +213,8 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     promoted = None if withheld else run.promoted
     numbers = {}
     for number, policy in run.policies.items():
-        aliases = ("candidate",) * (number == last) + ("champion",) * (number == promoted)
+        holders = {"candidate": last, "champion": promoted}
+        aliases = tuple(alias for alias, holder in holders.items() if holder == number)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
         rule = {PROMOTED_BY: run.promoted_by} if number == promoted else {}
@@ -232,8 +233,8 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
         registry().tag(now, {TRIED: run.settings})
     if now is not None and now.number != (before and before.number):
         emit(PROMOTED, name, version=now.number, report=run.report.ref.key)
-    holders = {"candidate": registry().find(name, "candidate"), "champion": now}
-    said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
+    standing = {"candidate": registry().find(name, "candidate"), "champion": now}
+    said = [f"{alias} version {version.number}" for alias, version in standing.items() if version]
     if now is not None and now.tags.get(PROMOTED_BY) == "always":
         said[-1] += " (only because rounds.promote=always)"
     words = ", ".join([*said, *withheld])
@@ -264,9 +265,9 @@ def _identity(model: ArtifactRef) -> dict[str, str]:
 def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
     """Of every version of a run: where it is from. made: what its report was made of, by role."""
     pairs = made.get("preferences", {}).get("digest")
-    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs, RUN: run.name}
-    found["trimtab.report_url"] = run.page
-    return {name: value for name, value in found.items() if value} | flow_run_tags()
+    tags = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs, RUN: run.name}
+    tags["trimtab.report_url"] = run.page
+    return {name: value for name, value in tags.items() if value} | flow_run_tags()
 
 
 def _card(
@@ -286,9 +287,12 @@ def _card(
     lines.append(" ".join(f"[{words}]({page})" for words, page in pages.items() if page))
     if role in SCORERS:
         lines.append(USE_OF_SCORER)
-        lines += [USE_OF_ADVANTAGE_MODEL] * (role == "advantage_model")
-        lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
-    lines += [f"Made by `{run.command}`"] if run.command else []
+        if role == "advantage_model":
+            lines.append(USE_OF_ADVANTAGE_MODEL)
+        if run.scorers[role].summary.get("num_category_heads"):
+            lines.append(USE_OF_HEADS)
+    if run.command:
+        lines.append(f"Made by `{run.command}`")
     loader = "mlflow.transformers" if kind == "policy" else "mlflow.pyfunc"
     policies = model_name(run.model)
     about = (ABOUT_SCORERS if role in SCORERS else ABOUT_POLICIES).format(
@@ -309,8 +313,9 @@ def _measured(run: RegisteredRun, kind: str, group: str, numbers: Mapping[str, f
         "agreement with the test labels": f"{group}/label_accuracy",
         "calibration error": f"{group}/label_ece_width",
     }
-    found = {words: numbers[key] for words, key in measures.items() if key in numbers}
-    said = ", ".join(f"{words} {100 * value:.1f} %" for words, value in found.items())
+    said = ", ".join(
+        f"{words} {100 * numbers[key]:.1f} %" for words, key in measures.items() if key in numbers
+    )
     return f"{said[:1].upper()}{said[1:]}." if said and kind != "policy" else ""
 
 
@@ -406,13 +411,14 @@ def roll_back(recipe: str, to: str | None) -> list[Version]:
     key = policy.tags.get(REPORT)
     report = base_context().store.find("report", key) if key else None
     made = dict(report.parents) if report else {}
-    scorers = [
-        registry().move(_scorer_name(name, kind), "champion", _identity(ArtifactRef(**made[role])))
-        for role, (kind, _) in SCORERS.items()
-        if role in made
-    ]
-    policy = registry().roll_back(name, "champion", policy.number)
-    return [policy, *(scorer for scorer in scorers if scorer)]
+    scorers = []
+    for role, (kind, _) in SCORERS.items():
+        if role in made:
+            identity = _identity(ArtifactRef(**made[role]))
+            scorers += registry().versions_of(_scorer_name(name, kind), identity)[-1:]
+    for version in (*scorers, policy):
+        registry().give(version, "champion")
+    return [policy, *scorers]
 
 
 def _scorer_name(policies: str, kind: str) -> str:

@@ -76,7 +76,7 @@ class Registry:
         `bring` gives an address, the version names that, and nothing is copied. One that is a
         version already is not brought again, and gets only aliases it never had, so that a run
         repeated later takes none back from a newer version. Whoever held an alias before is noted,
-        for `roll_back`.
+        for `earlier`.
         """
         with self._client() as client:
             _create_model(client, name, card.model if card else "")
@@ -147,21 +147,10 @@ class Registry:
                 raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
             return _version(client.get_model_version(name, to))
 
-    def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
-        """Give an alias back to the version that held it before, or to version `to`."""
-        version = self.earlier(name, alias, to)
+    def give(self, version: Version, alias: str) -> None:
+        """Give an alias to a version."""
         with self._client() as client:
-            client.set_registered_model_alias(name, alias, version.number)
-        return version
-
-    def move(self, name: str, alias: str, identity: Mapping[str, str]) -> Version | None:
-        """Give an alias to the version with these tags, and return that; None without one."""
-        with self._client() as client:
-            versions = _versions(client, name, identity)
-            if not versions:
-                return None
-            client.set_registered_model_alias(name, alias, versions[-1].version)
-            return _version(client.get_model_version(name, versions[-1].version))
+            client.set_registered_model_alias(version.name, alias, version.number)
 
     def _new_version(
         self,

@@ -16,7 +16,7 @@ from tests.registered import downloaded
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Provenance
 from trimtab.infra.store.store import Store, open_store
-from trimtab.infra.tracking.registry import Registry
+from trimtab.infra.tracking.registry import Registry, Version
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import registry as registry_module
@@ -301,8 +301,15 @@ def test_going_back_is_done_again_after_a_failure_halfway(
     for number in (1, 2):
         made = {"reward_model": runs.published("reward_model", f"halfway-{number}")}
         runs.end("halfway", {1: f"halfway-policy-{number}"}, champion=1, scorers=made)
+    give = Registry.give
+
+    def stopped_at_the_policy(registry: Registry, version: Version, alias: str) -> None:
+        if version.name == model_name("halfway"):
+            raise KeyboardInterrupt
+        give(registry, version, alias)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "move", _stopped)
+        patch.setattr(Registry, "give", stopped_at_the_policy)
         with pytest.raises(KeyboardInterrupt):
             roll_back("halfway", None)
     assert [each.number for each in roll_back("halfway", None)] == ["1", "1"]

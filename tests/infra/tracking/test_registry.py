@@ -46,6 +46,11 @@ class _Models:
         )
         return version.number
 
+    def roll_back(self, alias: str, to: str | None = None) -> Version:
+        version = self.registry.earlier(self.name, alias, to)
+        self.registry.give(version, alias)
+        return version
+
     def downloaded(self, which: str) -> str:
         """What MLflow gives for `models:/<name><which>`."""
         folder = downloaded(self.tracking.uri, f"models:/{self.name}{which}")
@@ -78,7 +83,7 @@ def test_versions_of_one_run_keep_their_own_weights(models: _Models) -> None:
     models.register("third", "candidate", run=run)
     found = {which: models.downloaded(which) for which in ("@champion", "@candidate", "/1")}
     assert found == {"@champion": "second", "@candidate": "third", "/1": "first"}
-    models.registry.roll_back(models.name, "champion")
+    models.roll_back("champion")
     assert models.downloaded("@champion") == "first"
 
 
@@ -112,16 +117,16 @@ def _killed(*_: Any) -> None:
 def test_going_back(models: _Models) -> None:
     for weights in "abc":
         models.register(weights, "champion")
-    assert models.registry.roll_back(models.name, "champion").number == "2"
-    assert models.registry.roll_back(models.name, "champion").number == "1"
+    assert models.roll_back("champion").number == "2"
+    assert models.roll_back("champion").number == "1"
     with pytest.raises(RegistryError, match="version 1 of .* is its first champion"):
-        models.registry.roll_back(models.name, "champion")
-    assert models.registry.roll_back(models.name, "champion", "3").number == "3"
+        models.roll_back("champion")
+    assert models.roll_back("champion", "3").number == "3"
     assert models.holder("champion").number == "3"
     with pytest.raises(RegistryError, match="has no version '7'; it has 1, 2, 3"):
-        models.registry.roll_back(models.name, "champion", "7")
+        models.roll_back("champion", "7")
     with pytest.raises(RegistryError, match="no version of .* is champion"):
-        models.registry.roll_back("nobody", "champion")
+        models.registry.earlier("nobody", "champion")
 
 
 def test_found_by_alias_or_number(models: _Models) -> None:
