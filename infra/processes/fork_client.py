@@ -85,8 +85,15 @@ class ForkServer:
         return self._process.pid
 
     def run(self, entry: str, job_path: Path, log: Path, env: Mapping[str, str]) -> Job:
-        """Fork, import `entry`, call its `main(job_path)`."""
-        return self._start({"op": "run", "entry": entry, "job": str(job_path)}, log, env)
+        """Fork, import `entry`, call its `main(job_path)`; ServerGoneError where it cannot."""
+        job = Job(self, str(next(self._numbers)))
+        with self._lock:
+            if self._closed:
+                raise ServerGoneError(self._reason())
+            self._jobs[job.id] = job
+        request = {"op": "run", "id": job.id, "entry": entry, "job": str(job_path)}
+        self.request({**request, "log": str(log), "env": dict(env)})
+        return job
 
     def request(self, message: dict[str, Any]) -> None:
         """Send one line; a server that is gone has failed its jobs already."""
@@ -111,15 +118,6 @@ class ForkServer:
         except subprocess.TimeoutExpired:  # still inside a long import of the preload
             self._process.kill()
             self._process.wait()
-
-    def _start(self, message: dict[str, Any], log: Path, env: Mapping[str, str]) -> Job:
-        job = Job(self, str(next(self._numbers)))
-        with self._lock:
-            if self._closed:
-                raise ServerGoneError(self._reason())
-            self._jobs[job.id] = job
-        self.request({**message, "id": job.id, "log": str(log), "env": dict(env)})
-        return job
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None

@@ -6,7 +6,7 @@ One JSON object a line, on stdin:
     {"op": "run", "id", "entry", "job", "log", "env"}    fork, import `entry`, call main(job)
     {"op": "signal", "id", "signal"}                     signal the child and its process group
 and on stdout:
-    {"event": "ready"} | {"event": "failed", "error"}    once, after the preload
+    {"event": "failed", "error"}                         the preload
     {"event": "started", "id", "pid"}
     {"event": "exited", "id", "code", "signal"}          exit code, or the number of the signal
 
@@ -67,7 +67,6 @@ class Server:
         selector.register(self._requests, selectors.EVENT_READ)
         selector.register(self._wakeup[0], selectors.EVENT_READ)
         try:
-            self._emit(event="ready")
             while os.getppid() == parent:
                 ready = [key.fd for key, _ in selector.select(_PARENT_POLL_SECONDS)]
                 if self._wakeup[0] in ready:
@@ -99,8 +98,8 @@ class Server:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            own = (self._requests, self._events, *self._wakeup)
-            _run_child(request, server, own, self._files)
+            descriptors = (self._requests, self._events, *self._wakeup)
+            _run_child(request, server, descriptors, self._files)
         self._children[pid] = request["id"]
         self._emit(event="started", id=request["id"], pid=pid)
 

@@ -131,13 +131,9 @@ def _fill(stack: Stack, source: Path, sums: Mapping[str, str]) -> int:
     """Make an empty stack that of a backup; how many objects it has."""
     with stack.storage(is_new=True):
         for name in DATABASES:
-            options = [*client_options(stack.databases), f"--dbname={name}"]
-            output_of(
-                [
-                    *(program("pg_restore"), *options, "--exit-on-error", "--no-owner"),
-                    *("--single-transaction", str(source / f"{name}.dump")),
-                ]
-            )
+            options = ["--exit-on-error", "--no-owner", "--single-transaction"]
+            pg_restore = [program("pg_restore"), *client_options(stack.databases), *options]
+            output_of([*pg_restore, f"--dbname={name}", str(source / f"{name}.dump")])
         options = client_options(stack.databases)
         output_of([program("psql"), *options, "--dbname=prefect", f"--command={_FREE_SLOTS}"])
         objects = S3Objects(BUCKET, "")

@@ -50,12 +50,10 @@ def postgres(folder: Path) -> Service:
             if name not in known:
                 output_of([program("createdb"), *client, name])
 
+    places = ["-D", str(folder), "-k", str(folder), "-h", "", "-p", str(_PORT)]
     return Service(
         "postgres",
-        [
-            *(program("postgres"), "-D", str(folder), "-h", "", "-p", str(_PORT)),
-            *("-k", str(folder), "-c", "unix_socket_permissions=0700"),
-        ],
+        [program("postgres"), *places, "-c", "unix_socket_permissions=0700"],
         is_ready=lambda: _succeeds([program("pg_isready"), "-q", *client]),
         prepare=lambda: _initialise(folder),
         once_ready=create_databases,
@@ -86,12 +84,8 @@ def _initialise(folder: Path) -> None:
     if os.geteuid() == 0:
         os.chown(draft, pwd.getpwnam(SYSTEM_USER).pw_uid, -1)
     run = as_user(SYSTEM_USER)
-    output_of(
-        [
-            *(*run, program("initdb"), "-D", str(draft), f"--username={USER}"),
-            *("--encoding=UTF8", "--locale=C.UTF-8", "--auth=reject", "--no-instructions"),
-        ]
-    )
+    options = ["--encoding=UTF8", "--locale=C.UTF-8", "--auth=reject", "--no-instructions"]
+    output_of([*run, program("initdb"), "-D", str(draft), f"--username={USER}", *options])
     _admit(draft)
     # Through stdin: it is in no file and no command line.
     password = os.environ["PGPASSWORD"].replace("'", "''")
@@ -105,7 +99,7 @@ def _initialise(folder: Path) -> None:
 def _admit(folder: Path) -> None:
     """Have the server let in its one user, with the password, and nobody else."""
     rules, wanted = folder / "pg_hba.conf", f"local all {USER} scram-sha-256\n"
-    if rules.read_text() != wanted:  # made by initdb, or by a version that had a port
+    if rules.read_text() != wanted:  # made by initdb, or changed since
         rules.write_text(wanted)
 
 

@@ -23,13 +23,10 @@ from trimtab.infra.stack.programs import program
 from trimtab.infra.stack.supervisor import Service, answers
 
 HOST = "127.0.0.1"
-_INNER = (
-    *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc"),
-    *("filer.port", "filer.port.grpc", "s3.port.grpc"),
-)
-NUM_INNER_PORTS = len(_INNER)
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _HTTPS = ("master", "volume", "filer")
+_INNER = [*(f"{name}.port{kind}" for name in _HTTPS for kind in ("", ".grpc")), "s3.port.grpc"]
+NUM_INNER_PORTS = len(_INNER)
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
 _AGE = datetime.timedelta(days=3650)
 _SKEW = datetime.timedelta(days=1)
@@ -70,10 +67,8 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
     }
     return Service(
         "seaweedfs",
-        [
-            *(program("weed"), f"-logdir={folder}", "server", "-s3"),
-            *(f"-{name}={value}" for name, value in options.items()),
-        ],
+        [program("weed"), f"-logdir={folder}", "server", "-s3"]
+        + [f"-{name}={value}" for name, value in options.items()],
         is_ready=lambda: answers(endpoint, refusal=403),  # up: it refuses what has no keys
         ports=[port, *ports.values()],
         env={"GOMEMLIMIT": "300MiB"},

@@ -34,8 +34,12 @@ from trimtab.infra.stack.supervisor import (
 )
 
 POOL = "trimtab"
+# It serves at the socket that it inherits. `prefect server start` and `mlflow server` would put
+# another process between, which a kill leaves behind.
+_UVICORN = [sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"]
 _OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _OF_MLFLOW = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+_OF_RUNS = (*_OF_S3, *_OF_MLFLOW, "PREFECT_API_AUTH_STRING")
 
 
 @dataclass(frozen=True)
@@ -135,10 +139,7 @@ class Stack:
         folder = self.folder / name
         return Service(
             name,
-            [
-                *(program("prefect"), "worker", "start"),
-                *("--pool", POOL, "--type", "process"),
-            ],
+            [program("prefect"), *f"worker start --pool {POOL} --type process".split()],
             is_ready=lambda: self._has_worker() and self._has_limit(),
             after=["prefect", "mlflow", "seaweedfs"],
             env={
@@ -154,13 +155,7 @@ class Stack:
                 "TOKENIZERS_PARALLELISM": "false",
                 "DO_NOT_TRACK": "1",
             },
-            secrets=(
-                *_OF_S3,
-                *_OF_MLFLOW,
-                "PREFECT_API_AUTH_STRING",
-                *HUB_TOKENS,
-                *Access.from_env(os.environ).keys,
-            ),
+            secrets=_OF_RUNS + HUB_TOKENS + Access.from_env(os.environ).keys,
             folder=folder,
             after_stop_signal=flow_runs.stop,  # the worker takes no new runs, and waits for its own
             stop_seconds=30.0,
@@ -278,11 +273,7 @@ def prefect_server(address: tuple[str, int]) -> Service:
     host, port = address
     return Service(
         "prefect",
-        # `prefect server start` would put another process between, which a kill leaves behind.
-        [
-            *(sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"),
-            *("trimtab.infra.prefect.app:create_app", "--timeout-keep-alive", "5"),
-        ],
+        [*_UVICORN, "trimtab.infra.prefect.app:create_app", "--timeout-keep-alive", "5"],
         is_ready=lambda: answers(f"{url(address)}/api/health"),
         address=address,
         env={
@@ -300,11 +291,7 @@ def mlflow_server(
     """MLflow's pages and API. app: of `trimtab.infra.stack.mlflow_app`."""
     return Service(
         "mlflow",
-        # `mlflow server` would put another process between, which a kill leaves behind.
-        [
-            *(sys.executable, "-P", "-m", "uvicorn", "--factory", "--fd", "0"),
-            f"trimtab.infra.stack.mlflow_app:{app}",
-        ],
+        [*_UVICORN, f"trimtab.infra.stack.mlflow_app:{app}"],
         is_ready=lambda: answers(f"{url(address)}/health"),
         address=address,
         env={
