@@ -41,6 +41,7 @@ from trimtab.models.specs import (
     REST,
     SAMPLE_RESPONSES,
     SFT,
+    StageSpec,
 )
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
 
@@ -171,16 +172,11 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
 
 def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or the arm that it starts from, uses rehearsal."""
-    sampled = config.rejection_sampling.fine_tune
-    own: dict[Arm, PolicyConfig] = {
-        "dpo": config.dpo,
-        "cpl": config.cpl,
-        "rejection_sampling": sampled,
-        "rejection_sampling_ppo": sampled,
-        "rest": config.rest.improve,
-        "hir": config.hir.learn,
-    }
-    return arm == "full" or (arm in own and own[arm].rehearsal_coef > 0)
+    learns: Arm = "rejection_sampling" if arm == "rejection_sampling_ppo" else arm
+    if learns in SAMPLED_METHODS:
+        return SAMPLED_METHODS[learns](config).learner.rehearsal_coef > 0
+    of_pairs: dict[Arm, PolicyConfig] = {"dpo": config.dpo, "cpl": config.cpl}
+    return arm == "full" or (arm in of_pairs and of_pairs[arm].rehearsal_coef > 0)
 
 
 def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
@@ -224,99 +220,87 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
 
 
 def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return run.submit(
-        DPO,
-        run.seeded(run.config.dpo),
-        policy=run["sft"],
-        reference=run["sft"],
-        preferences=run["preferences"],
-        pairs=run["relabelled"],
-        trunk=trunk_for(run, run.config.dpo.train),
-        rehearsal=_rehearsed(run, arm),
-        label="DPO",
-        **scheduling.options,
-    )
+    return _learn_pairs(run, arm, scheduling, DPO, run.config.dpo, reference=run["sft"])
 
 
 def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    return _learn_pairs(run, arm, scheduling, CPL, run.config.cpl)
+
+
+def _learn_pairs(
+    run: Run,
+    arm: Arm,
+    scheduling: Scheduling,
+    spec: StageSpec,
+    config: PolicyConfig,
+    **inputs: Future,
+) -> Future:
     return run.submit(
-        CPL,
-        run.seeded(run.config.cpl),
+        spec,
+        run.seeded(config),
         policy=run["sft"],
         preferences=run["preferences"],
         pairs=run["relabelled"],
-        trunk=trunk_for(run, run.config.cpl.train),
+        trunk=trunk_for(run, config.train),
         rehearsal=_rehearsed(run, arm),
-        label="CPL",
+        label=arm.upper(),
+        **inputs,
         **scheduling.options,
     )
 
 
-def _rejection_sampling(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    loop = run.config.rejection_sampling
+@dataclass(frozen=True)
+class SampledMethod:
+    """A method that samples the policy, learns, and samples again.
 
-    def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
-        return run.submit(
-            REJECTION_SAMPLING,
-            run.seeded(loop.fine_tune, number),
-            policy=policy,
-            responses=list(sampled if loop.from_all_iterations else sampled[-1:]),
-            rehearsal=_rehearsed(run, arm),
-            label=f"rejection sampling {number}",
-            **scheduling.options,
-        )
+    answers: how the policy is sampled, each time. learns_all: it learns from all samples so far,
+    and not from the last alone.
+    """
 
-    configs = [loop.answers] * loop.num_iterations
-    return _sample_and_learn(run, arm, configs, learn, scheduling)
+    spec: StageSpec
+    label: str
+    learner: PolicyConfig
+    answers: Sequence[SampleResponsesConfig]
+    learns_all: bool = False
 
 
-def _rest(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    loop = run.config.rest
-
-    def improve(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
-        return run.submit(
-            REST,
-            run.seeded(loop.improve, number),
-            policy=policy,
-            responses=[sampled[-1]],
-            rehearsal=_rehearsed(run, arm),
-            label=f"ReST improve {number}",
-            **scheduling.options,
-        )
-
-    configs = [loop.answers] * loop.num_grow_steps
-    return _sample_and_learn(run, arm, configs, improve, scheduling)
+def _rejection_sampling(config: RunConfig) -> SampledMethod:
+    loop = config.rejection_sampling
+    answers = [loop.answers] * loop.num_iterations
+    return SampledMethod(
+        REJECTION_SAMPLING,
+        "rejection sampling",
+        loop.fine_tune,
+        answers,
+        learns_all=loop.from_all_iterations,
+    )
 
 
-def _hir(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    loop = run.config.hir
+def _rest(config: RunConfig) -> SampledMethod:
+    loop = config.rest
+    answers = [loop.answers] * loop.num_grow_steps
+    return SampledMethod(REST, "ReST improve", loop.improve, answers)
+
+
+def _hir(config: RunConfig) -> SampledMethod:
+    loop = config.hir
     best = loop.answers.model_copy(update={"instruction": loop.learn.instructions[-1]})
-
-    def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
-        return run.submit(
-            HIR,
-            run.seeded(loop.learn, number),
-            policy=policy,
-            responses=list(sampled),
-            rehearsal=_rehearsed(run, arm),
-            label=f"HIR {number}",
-            **scheduling.options,
-        )
-
-    configs = [loop.answers, *[best] * (loop.num_iterations - 1)]
-    return _sample_and_learn(run, arm, configs, learn, scheduling)
+    answers = [loop.answers, *[best] * (loop.num_iterations - 1)]
+    return SampledMethod(HIR, "HIR", loop.learn, answers, learns_all=True)
 
 
-def _sample_and_learn(
-    run: Run,
-    arm: Arm,
-    configs: Sequence[SampleResponsesConfig],
-    learn: Callable[[int, Future, Sequence[Future]], Future],
-    scheduling: Scheduling,
-) -> Future:
-    """Sample the policy, let it learn from all samples so far, and again; the last policy."""
+SAMPLED_METHODS: dict[Arm, Callable[[RunConfig], SampledMethod]] = {
+    "rejection_sampling": _rejection_sampling,
+    "rest": _rest,
+    "hir": _hir,
+}
+
+
+def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    """Sample the policy, let it learn, and again; the last policy."""
+    method = SAMPLED_METHODS[arm](run.config)
     policy, sampled = run["sft"], []
-    for number, config in enumerate(configs, start=1):
+    for number, config in enumerate(method.answers, start=1):
         run[f"{arm}_answers_{number}"] = run.submit(
             SAMPLE_RESPONSES,
             run.seeded(config, number),
@@ -327,16 +311,23 @@ def _sample_and_learn(
             **scheduling.options,
         )
         sampled.append(run[f"{arm}_answers_{number}"])
-        policy = learn(number, policy, sampled)
-        if number < len(configs):
+        policy = run.submit(
+            method.spec,
+            run.seeded(method.learner, number),
+            policy=policy,
+            responses=list(sampled if method.learns_all else sampled[-1:]),
+            rehearsal=_rehearsed(run, arm),
+            label=f"{method.label} {number}",
+            **scheduling.options,
+        )
+        if number < len(method.answers):
             run[f"{arm}_policy_{number}"] = policy
     return policy
 
 
+# Of the others the policy is trained by PPO, or is SFT's (`best_of_n`).
 SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
     "dpo": _dpo,
     "cpl": _cpl,
-    "rejection_sampling": _rejection_sampling,
-    "rest": _rest,
-    "hir": _hir,
+    **dict.fromkeys(SAMPLED_METHODS, _sample_and_learn),
 }
