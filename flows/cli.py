@@ -23,11 +23,11 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
+from trimtab.flows import FLOWS
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
 from trimtab.flows.exit_handling import exit_on_closed_output, exit_on_signals
 from trimtab.infra.settings import Settings, SettingsError
 
-FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")
 # Headings of the help.
 RUN, PREPARE, READ, OPERATE = "Run", "Before a run", "Read results", "Operate"
 
@@ -508,7 +508,7 @@ def stage(
 @app.command(rich_help_panel=PREPARE)
 def recipes() -> None:
     """List the recipes: what each is, its memory, how long it takes."""
-    from trimtab.flows.recipes_text import recipes_text
+    from trimtab.flows.doctor import recipes_text
 
     print(recipes_text(_start(is_written=False)))
 

@@ -1,4 +1,4 @@
-"""`trimtab doctor`: what this machine has, what it can run, and what is missing.
+"""`trimtab doctor`: what this machine has, what it can run, and what is missing; `trimtab recipes`.
 
 Nothing is computed, downloaded or stored.
 """
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from trimtab.flows.checks import check, this_host, uncounted_plan
+from trimtab.flows.config import RunConfig
 from trimtab.flows.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, without_password
@@ -27,6 +29,9 @@ from trimtab.infra.store.s3 import S3Objects
 from trimtab.infra.store.store import open_store
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.packages import installation_of
+
+if TYPE_CHECKING:
+    from trimtab.flows.plan import Plan
 
 SECONDS = 3.0  # that a server may take to answer
 LEAST_DISK = 10 * GIB  # free: every stage of a 135M model keeps a copy of half a GiB
@@ -41,6 +46,18 @@ EXTRAS = {
 }
 GPU_PAGE = "docs/how-to/gpu.md"
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow")
+# Minutes, rounded up, of `trimtab run RECIPE` on two x86-64 cores without GPU; of people's data
+# as many pairs as the recipe takes (docs/explanation/results.md), for `audit` 5,000. Others have
+# not been timed.
+MINUTES = {
+    "smoke": 1,
+    "default": 5,
+    "papers": 10,
+    "rlaif": 5,
+    "constitutional": 5,
+    "audit": 1,
+    "hh-smollm2": 86,
+}
 
 
 @dataclass(frozen=True)
@@ -186,9 +203,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
     for name, make in RECIPES.items():
         config = make()
         missing = check(config).missing
-        plan = (
-            None if settings.dask else uncounted_plan(config, ONLY_FLOW.get(name, "rlhf"), settings)
-        )
+        plan = None if settings.dask else _plan_of(name, config, settings)
         reason = plan and plan.too_large()
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
@@ -202,3 +217,29 @@ def _recipes(settings: Settings) -> Iterator[Line]:
             yield Line("ok", name, f"trimtab run {name}")
         else:
             yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")
+
+
+def _plan_of(recipe: str, config: RunConfig, settings: Settings) -> Plan | None:
+    return uncounted_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
+
+
+def recipes_text(settings: Settings) -> str:
+    """A line for each recipe, under headings."""
+    lines = [("recipe", "memory", "two cores", "")]
+    for name, make in RECIPES.items():
+        config = make()
+        about = (make.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        if (machine := MACHINES.get(name)) is not None:
+            memory = f"{machine.num_devices} x {machine.memory / GIB:.0f} GiB"
+        else:
+            plan = _plan_of(name, config, settings)
+            memory = f"{max(map(plan.needed, plan.rows)) / GIB:.1f} GiB" if plan else "?"
+        minutes = MINUTES.get(name)
+        lines.append((name, memory, f"{minutes} min" if minutes else "not timed", about))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    return "\n".join(
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]
+        )
+        for line in lines
+    )

@@ -28,6 +28,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from trimtab.flows import FLOWS
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
 from trimtab.flows.overrides import format_overrides
 from trimtab.flows.paths import leaves, value_at
@@ -41,7 +42,6 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
 MAX_NAME = 150
 GivenName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
 
-COMMAND_FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")  # of `trimtab run`
 MAX_CHANGES = 60  # characters of a name that say what is changed
 MAX_STEM = 24  # of a file's name
 NUM_HEX = 8  # of a sha256
@@ -183,7 +183,7 @@ def reviewed_name(name: RunName, config: RunConfig) -> RunName:
 
 def _command(config: RunConfig, name: RunName) -> str:
     """The command that makes a run of this configuration again."""
-    if name.flow not in COMMAND_FLOWS:
+    if name.flow not in FLOWS:
         return ""
     usual, given = settings_of(_recipe(config)), dict(leaves(config.model_dump(mode="json")))
     # Sections in a list, such as judges, each without its own defaults.
