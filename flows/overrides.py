@@ -54,12 +54,9 @@ class _Changes(BaseModel):
     def _null_leaves_a_switch(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {k: v for k, v in values.items() if v is not None or not cls._is_switch(k)}
-
-    @classmethod
-    def _is_switch(cls, name: str) -> bool:
-        field = cls.model_fields.get(name)
-        return field is not None and bool in get_args(field.annotation)
+        fields = cls.model_fields.items()
+        switches = {name for name, field in fields if bool in get_args(field.annotation)}
+        return {k: v for k, v in values.items() if v is not None or k not in switches}
 
 
 class ExplainedChanges(BaseModel):
@@ -123,7 +120,7 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = ""
         section = section_of(field)
         about = field.description or (section and section.__doc__) or ""
         given: Any = Field(
-            default_factory=_not_given,
+            default_factory=lambda: None,
             title=path,
             description=about.strip().partition("\n")[0] or None,
             json_schema_extra=partial(as_drawn, position, extra),
@@ -150,10 +147,6 @@ def _is_number(kind: Any) -> bool:
     return kind in (int, float) or any(
         _is_number(each) for each in get_args(kind) if get_origin(kind) is not tuple
     )
-
-
-def _not_given() -> None:
-    return None
 
 
 # All but the recipe, which is a parameter of its own.
@@ -218,19 +211,17 @@ def _without_others_categories(
     return {**values, "preferences": {**old, "categories": old["categories"] if fit else []}}
 
 
-def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(value: Any) -> Any:
     """Drop empty sections: Prefect's form sends sections that the user left untouched.
 
     Such a section would otherwise replace a null section, such as `zero`, by one of defaults.
     """
-    inside = {name: _cleared(value) for name, value in given.items()}
-    return {name: value for name, value in inside.items() if value != {}}
-
-
-def _cleared(value: Any) -> Any:
     if isinstance(value, list):
-        return [_cleared(each) for each in value]
-    return _without_empty(value) if isinstance(value, dict) else value
+        return [_without_empty(item) for item in value]
+    if isinstance(value, Mapping):
+        inside = {name: _without_empty(item) for name, item in value.items()}
+        return {name: item for name, item in inside.items() if item != {}}
+    return value
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

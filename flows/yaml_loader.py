@@ -33,11 +33,9 @@ class _Loader(SafeLoader):
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As PyYAML's own, but a name that comes twice is refused."""
         names = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"{twice[0]!r} comes twice{node.start_mark}")
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        _refuse_repeated(names, str(node.start_mark))
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        return values
 
 
 for _name, (_pattern, _firsts) in REPLACED.items():
@@ -59,8 +57,11 @@ def load_yaml(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
+    _refuse_repeated([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_repeated(names: list[Any], place: str = "") -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"{twice[0]!r} comes twice")
-    return dict(pairs)
+        raise ValueError(f"{twice[0]!r} comes twice{place}")
