@@ -16,9 +16,18 @@ from typing import Any
 from trimtab.models.reporting.audit.pairs import AuditedPair
 
 BLOCK_SIZE = 400
-# Bits of a pair's flags, by which the page filters.
-LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED, IS_UNSUPPORTED = 1, 2, 4, 8, 16
-IS_REPEATED, IS_CONTRADICTED, IS_EXPLAINED_BY_LENGTH, IS_DIVIDED = 32, 64, 128, 256
+# What the page filters by, in the order of its bits in data.js.
+FLAGS = (
+    "looks_wrong",
+    "is_disputed",
+    "is_flipped",
+    "is_smoothed",
+    "is_flip_unsupported",
+    "repeats",
+    "contradicts",
+    "is_explained_by_length",
+    "is_divided",
+)
 NO_CATEGORY = "no category"  # as data.js has it
 
 
@@ -36,8 +45,8 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
     categories = sorted({category_of(pair) for pair in pairs})
     place = {category: number for number, category in enumerate(categories)}
     splits = list(dict.fromkeys(pair.split for pair in pairs))
-    as_read = sorted(range(len(pairs)), key=lambda at: _place(pairs[at].source))
-    order = dict(zip(as_read, range(len(pairs)), strict=True))
+    as_read = sorted(range(len(pairs)), key=lambda row: _place(pairs[row].source))
+    order = {row: number for number, row in enumerate(as_read)}
     sizes = sorted(abs(d) for pair in pairs for d in pair.differences if d is not None)
     return _packed(
         {
@@ -53,7 +62,7 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
             "split": [splits.index(pair.split) for pair in pairs],
             "flags": [_flags(pair) for pair in pairs],
             "deviation": [_rounded(pair.strength_std) for pair in pairs],
-            "order": [order[at] for at in range(len(pairs))],
+            "order": [order[row] for row in range(len(pairs))],
         }
     )
 
@@ -79,17 +88,7 @@ def _content(pair: AuditedPair) -> dict[str, Any]:
 
 
 def _flags(pair: AuditedPair) -> int:
-    return (
-        LOOKS_WRONG * pair.looks_wrong
-        + IS_DISPUTED * pair.is_disputed
-        + IS_FLIPPED * pair.is_flipped
-        + IS_SMOOTHED * pair.is_smoothed
-        + IS_UNSUPPORTED * pair.is_flip_unsupported
-        + IS_REPEATED * bool(pair.repeats)
-        + IS_CONTRADICTED * bool(pair.contradicts)
-        + IS_EXPLAINED_BY_LENGTH * pair.is_explained_by_length
-        + IS_DIVIDED * pair.is_divided
-    )
+    return sum(1 << bit for bit, name in enumerate(FLAGS) if getattr(pair, name))
 
 
 def _place(source: str) -> tuple[str, int]:

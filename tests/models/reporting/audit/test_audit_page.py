@@ -169,7 +169,7 @@ def test_pairs_that_recur_are_found_and_lengths_and_votes_compared(
         )
     )
     assert packed["order"] == [2, 1, 0]  # a.jsonl, then lines by number and not by letter
-    flags = payload.IS_REPEATED, payload.IS_CONTRADICTED, payload.IS_DIVIDED
+    flags = [1 << payload.FLAGS.index(name) for name in ("repeats", "contradicts", "is_divided")]
     assert [[bool(each & flag) for flag in flags] for each in packed["flags"]] == [
         [True, True, True], [True, True, False], [False, True, False],
     ]  # fmt: skip
@@ -290,7 +290,8 @@ def test_flips_that_no_member_supports_are_a_warning(
     told = re.sub(r"\s+", " ", text)
     assert '<p class="warning"><b>⚠ No member supports 1 of these flips</b>' in told
     flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
-    assert [name for name, each in flags.items() if each & payload.IS_UNSUPPORTED] == ["t2"]
+    is_unsupported = 1 << payload.FLAGS.index("is_flip_unsupported")
+    assert [name for name, each in flags.items() if each & is_unsupported] == ["t2"]
     assert 'class="warning"' not in _written(pairs, tmp_path)
 
 
