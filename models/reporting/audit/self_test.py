@@ -106,10 +106,14 @@ def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest 
     weakest = sorted(voted, key=lambda each: float(each[1]["strength_mean"]))[: whole.num_planted]
     precision = share_of_pairs([r["is_planted"] for _, r in weakest], [pair for pair, _ in weakest])
     assert precision is not None
-    by_category = _grouped(voted, [category_of(pair) for pair, _ in voted])
-    by_category.sort(key=lambda each: -each.recall.value)
+    by_category = _grouped(voted, [category_of(pair) for pair, _ in voted]).values()
     return SelfTest(
-        whole, by_category, _by_label(voted), _by_difference(voted), whole.others, precision
+        whole=whole,
+        by_category=sorted(by_category, key=lambda group: (-group.recall.value, group.name)),
+        by_label=_by_label(voted),
+        by_difference=_by_difference(voted),
+        others_flagged=whole.others,
+        precision_at_k=precision,
     )
 
 
@@ -126,13 +130,13 @@ def _share_contradicted(voted: Sequence[Voted]) -> Estimate | None:
     return share_of_pairs([row["strength_mean"] < 0 for _, row in voted], pairs)
 
 
-def _grouped(voted: Sequence[Voted], names: Sequence[str]) -> list[Recall]:
-    """Of each group that has a label turned round, by the names of the pairs' groups, sorted."""
+def _grouped(voted: Sequence[Voted], names: Sequence[str]) -> dict[str, Recall]:
+    """Of each group that has a label turned round, by the names of the pairs' groups."""
     groups: dict[str, list[Voted]] = {}
     for each, name in zip(voted, names, strict=True):
         groups.setdefault(name, []).append(each)
-    found = (_recall(name, groups[name]) for name in sorted(groups))
-    return [each for each in found if each is not None]
+    recalls = {name: _recall(name, group) for name, group in groups.items()}
+    return {name: recall for name, recall in recalls.items() if recall is not None}
 
 
 def _words_more(pair: AuditedPair) -> int:
@@ -147,10 +151,10 @@ def _by_label(voted: Sequence[Voted]) -> list[Recall]:
     for pair, row in voted:
         more = -_words_more(pair) if row["is_planted"] else _words_more(pair)
         names.append(LONGER if more > 0 else SHORTER if more < 0 else EQUAL)
-    groups = {each.name: each for each in _grouped(voted, names)}
-    found = [groups[name] for name in (LONGER, SHORTER, EQUAL) if name in groups]
-    found = [each for each in found if each.num_planted >= FEWEST_OF_LENGTH]
-    return found if {LONGER, SHORTER} <= {each.name for each in found} else []
+    found = _grouped(voted, names)
+    found = {name: group for name, group in found.items() if group.num_planted >= FEWEST_OF_LENGTH}
+    shown = [found[name] for name in (LONGER, SHORTER, EQUAL) if name in found]
+    return shown if {LONGER, SHORTER} <= found.keys() else []
 
 
 def _by_difference(voted: Sequence[Voted]) -> list[Recall]:
@@ -160,15 +164,10 @@ def _by_difference(voted: Sequence[Voted]) -> list[Recall]:
     is_planted = np.array([row["is_planted"] for _, row in voted])
     low, high = np.quantile(words[is_planted], [1 / 3, 2 / 3], method="inverted_cdf").tolist()
     names = [f"up to {low}", f"{low + 1} to {high}", f"{high + 1} or more"]
-    found = []
-    for name, own in zip(
-        names, (words <= low, (words > low) & (words <= high), words > high), strict=True
-    ):
-        group = _recall(name, [each for each, is_own in zip(voted, own, strict=True) if is_own])
-        if group is None or group.num_planted < FEWEST_OF_LENGTH:
-            return []
-        found.append(group)
-    return found
+    groups = _grouped(voted, [names[third] for third in np.searchsorted([low, high], words)])
+    found = [groups[name] for name in names if name in groups]
+    has_enough = all(group.num_planted >= FEWEST_OF_LENGTH for group in found)
+    return found if len(found) == len(names) and has_enough else []
 
 
 def share_of_pairs(hits: Sequence[bool], pairs: Sequence[AuditedPair]) -> Estimate | None:
