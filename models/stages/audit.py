@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
 from trimtab.models.reporting.audit.panel import panel_of
 from trimtab.models.reporting.audit.payload import weakest_first
-from trimtab.models.reporting.audit.summary import Unseen, summarise
+from trimtab.models.reporting.audit.summary import summarise, unseen_by
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.training.progress import write_json
 
@@ -30,21 +29,14 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     judges = artifacts.members[-len(config.judges) :] if config.judges else []
     judged = [artifacts.rows(role, "judgements.jsonl") for role in judges]
     panel = panel_of(pairs, config.judges, judged)
-    told = [artifacts.document(role, "summary.json") for role in artifacts.members]
+    summaries = [artifacts.document(role, "summary.json") for role in artifacts.members]
     summary = summarise(
         pairs,
         config.voters,
         tested,
         panel,
         num_external=config.num_external,
-        unseen=Unseen(
-            unknown_tokens=max(each.get(UNKNOWN_TOKENS, 0.0) for each in told),
-            cut={
-                name: each["num_cut"] / each["num_answers"]
-                for name, each in zip(config.voters, told, strict=False)
-                if each.get("num_cut")
-            },
-        ),
+        unseen=unseen_by(config.voters, summaries),
     )
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)

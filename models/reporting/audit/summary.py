@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,29 +52,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """What voters cannot see.
-
-    unknown_tokens: share of the answers' tokens that the sentence encoder does not know. cut: by
-    voter the share of the answers, with their prompts, that it read a part of, as they are longer
-    than it takes.
-    """
-
-    unknown_tokens: float = 0.0
-    cut: Mapping[str, float] = field(default_factory=dict)
-
-    def numbers(self) -> dict[str, float | str]:
-        """Flat, as summary.json holds them."""
-        found: dict[str, float | str] = {UNKNOWN_TOKENS: self.unknown_tokens}
-        if self.cut:
-            said = [
-                f"{name}: {100 * share:.0f} % of the answers" for name, share in self.cut.items()
-            ]
-            found["voters_that_cut"] = "; ".join(said)
-        return found
-
-
-@dataclass(frozen=True)
 class Summary:
     """All pairs, then by split, then by category (most of all that look wrong first).
 
@@ -87,7 +65,7 @@ class Summary:
     many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
     num_smoothed: with a label softer than it came.
     reversed: of the user's own voters those that prefer the answer labelled worse on most pairs, in
-    words. unseen: what voters cannot see.
+    words. unseen: of `unseen_by`.
     annotators: None where nobody knows who labelled which pair. panel: None where no judge votes.
     """
 
@@ -107,7 +85,7 @@ class Summary:
     num_weighted: int = 0
     num_smoothed: int = 0
     reversed: tuple[str, ...] = ()
-    unseen: Unseen = Unseen()
+    unseen: Mapping[str, float | str] = field(default_factory=dict)
     annotators: Annotators | None = None
     panel: Panel | None = None
 
@@ -132,7 +110,7 @@ class Summary:
         if self.voters:
             found["is_uninformative"] = self.is_uninformative
             found["can_be_believed"] = self.wrong is not None
-            found |= self.unseen.numbers()
+            found |= self.unseen
         if self.reversed:
             found["reversed_voters"] = "; ".join(self.reversed)
         if STYLE in self.voters:
@@ -148,7 +126,7 @@ def summarise(
     self_test: Sequence[Row] = (),
     panel: Panel | None = None,
     num_external: int = 0,
-    unseen: Unseen = Unseen(),
+    unseen: Mapping[str, float | str] | None = None,
 ) -> Summary:
     """Count `pairs`. self_test: strength.jsonl of the vote on a copy with planted flips. panel: the
     judges among the voters. num_external: how many of these, the last ones, are the user's own."""
@@ -175,10 +153,25 @@ def summarise(
         num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
         num_smoothed=sum(pair.is_smoothed for pair in pairs),
         reversed=tuple(_reversed(pairs, voters, num_external)),
-        unseen=unseen,
+        unseen=unseen or {},
         annotators=annotators_of(pairs),
         panel=panel,
     )
+
+
+def unseen_by(
+    voters: Sequence[str], summaries: Sequence[Mapping[str, Any]]
+) -> dict[str, float | str]:
+    """What voters cannot see, by their stages' summaries, as summary.json holds it: the share of
+    the answers' tokens that the sentence encoder does not know, and of whom, if anybody, reads only
+    a part of what is longer than it takes, the share of the answers."""
+    cut = [
+        f"{name}: {100 * (told['num_cut'] / told['num_answers']):.0f} % of the answers"
+        for name, told in zip(voters, summaries, strict=False)
+        if told.get("num_cut")
+    ]
+    unknown = max(told.get(UNKNOWN_TOKENS, 0.0) for told in summaries)
+    return {UNKNOWN_TOKENS: unknown} | ({"voters_that_cut": "; ".join(cut)} if cut else {})
 
 
 def _reversed(

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
-from trimtab.models.reporting.audit.summary import Group, Unseen, summarise
+from trimtab.models.reporting.audit.summary import Group, summarise, unseen_by
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.kit.audit_words import (
     really_wrong,
@@ -256,9 +257,12 @@ def test_an_encoder_that_cannot_read_the_answers_is_said(
     pairs: list[AuditedPair], tmp_path: Path
 ) -> None:
     voters = ("embedding_linear", "style")
-    known = summarise(pairs, voters, unseen=Unseen(0.04))
+    summaries: list[dict[str, Any]] = [{UNKNOWN_TOKENS: 0.04}, {}]
+    known = summarise(pairs, voters, unseen=unseen_by(voters, summaries))
     assert voters_warnings(known.numbers()) == []
-    unknown = summarise(pairs, voters, unseen=Unseen(0.61, {"reward model rm": 0.305}))
+    summaries = [{UNKNOWN_TOKENS: 0.61}, {}, {"num_cut": 61, "num_answers": 200}]
+    unseen = unseen_by((*voters, "reward model rm"), summaries)
+    unknown = summarise(pairs, voters, unseen=unseen)
     said, cut = voters_warnings(unknown.numbers())
     assert "only a part" in cut and "(reward model rm: 30 % of the answers)" in cut
     assert "does not know 61 % of the answers' tokens" in said and "--encoder" in said
