@@ -20,7 +20,6 @@ from tests.models.conftest import run_stage
 from tests.tools.audit_page import PAIR
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.row_fields import MAX_DEPTH, plain
-from trimtab.models.reporting.audit import columns
 from trimtab.models.reporting.audit import export as exporting
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.training.data import read_rows
@@ -233,13 +232,13 @@ def test_an_object_of_very_many_keys_is_never_typed(
 ) -> None:
     """Arrow would make a column of each of its keys, and those of rows before it."""
     typed: list[int] = []
-    common_type = columns._common_type
+    common_type = exporting._common_type
 
     def watched(known: Any, values: list[Any]) -> Any:
         typed.append(len(values))
         return common_type(known, values)
 
-    monkeypatch.setattr(columns, "_common_type", watched)
+    monkeypatch.setattr(exporting, "_common_type", watched)
     monkeypatch.setattr(exporting, "ROWS_AT_ONCE", 2)
     many = {f"key {n}": n for n in range(2_000)}
     values = [{"meta": {"a": 1}}, {"meta": None}, {"meta": [{"deep": many}]}, {"meta": {"a": 2}}]
@@ -255,7 +254,7 @@ def test_keys_of_all_objects_together_have_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of five keys `a` takes two, `b` would take four, which are not left, and `c` takes three."""
-    monkeypatch.setattr(columns, "MAX_PARTS", 5)
+    monkeypatch.setattr(exporting, "MAX_PARTS", 5)
     values: list[Row] = [
         {"a": {"x": 1, "y": [{}]}, "b": {"s": {"t": {"u": 1, "v": 2}}}, "c": {"p": {"q": 1}}},
         {"a": {"x": 2}, "c": {"p": {"r": 2}}},
@@ -270,7 +269,7 @@ def test_keys_of_all_objects_together_have_a_bound(
 
 def test_fields_beyond_a_number_are_one_column(tmp_path: Path) -> None:
     """A field of its own in each row; one of the rest, and one of all, have the names of ours."""
-    most = columns.MAX_FIELDS
+    most = exporting.MAX_FIELDS
     values: list[Row] = [{f"key {n}": n} for n in range(most + 20)]
     values[0] = {"key 0": 0, "further_fields": "mine"}
     values[-1] |= {"label": "good"}
