@@ -17,9 +17,8 @@ from pathlib import Path
 
 from tests.tools.browser import Browser, browser
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.reporting.audit.page import write_page
+from trimtab.models.reporting.audit.page import weakest_first, write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair
-from trimtab.models.reporting.audit.payload import weakest_first
 from trimtab.models.reporting.audit.summary import summarise
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é\u2028"

@@ -18,6 +18,7 @@ from trimtab.models.reporting.kit.artifacts import (
 from trimtab.models.reporting.run.labels import voting_mode
 
 MOST_NAMED = 5
+NO_CATEGORY = "no category"  # as data.js has it
 UNTREATED = {"is_flipped": False, "label": 1.0, "margin": 0.0, "weight": 1.0, "review": None}
 
 
@@ -59,6 +60,11 @@ class AuditedPair:
     messages: Row | None = None
     repeats: tuple[str, ...] = ()
     contradicts: tuple[str, ...] = ()
+
+    @property
+    def category_name(self) -> str:
+        """Its category as a word."""
+        return self.category or NO_CATEGORY
 
     @property
     def looks_wrong(self) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 
 from trimtab.models.data.words import words_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
-from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.kit.artifacts import Row
 from trimtab.models.statistics.estimates import cluster_ids, share_estimate
 from trimtab.models.statistics.measured import Estimate
@@ -106,7 +105,7 @@ def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest 
     weakest = sorted(voted, key=lambda each: float(each[1]["strength_mean"]))[: whole.num_planted]
     precision = share_of_pairs([r["is_planted"] for _, r in weakest], [pair for pair, _ in weakest])
     assert precision is not None
-    by_category = _grouped(voted, [category_of(pair) for pair, _ in voted]).values()
+    by_category = _grouped(voted, [pair.category_name for pair, _ in voted]).values()
     return SelfTest(
         whole=whole,
         by_category=sorted(by_category, key=lambda group: (-group.recall.value, group.name)),

@@ -14,7 +14,6 @@ from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.panel import Panel
-from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
@@ -132,7 +131,7 @@ def summarise(
     judges among the voters. num_external: how many of these, the last ones, are the user's own."""
     by_category: dict[str, list[AuditedPair]] = {}
     for pair in pairs:
-        by_category.setdefault(category_of(pair), []).append(pair)
+        by_category.setdefault(pair.category_name, []).append(pair)
     categories = [_group(name, part) for name, part in by_category.items()]
     splits = [[pair for pair in pairs if pair.split == split] for split in SPLITS]
     test = self_test_of(pairs, self_test)

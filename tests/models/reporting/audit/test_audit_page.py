@@ -20,10 +20,8 @@ import pytest
 from tests.models.reporting.audit.conftest import HOSTILE
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.data.row_account import RowAccount, RowCounts
-from trimtab.models.reporting.audit import payload
-from trimtab.models.reporting.audit.page import write_page
+from trimtab.models.reporting.audit.page import FLAGS, packed_index, weakest_first, write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
-from trimtab.models.reporting.audit.payload import weakest_first
 from trimtab.models.reporting.audit.summary import summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.stages import audit
@@ -164,12 +162,10 @@ def test_pairs_that_recur_are_found_and_lengths_and_votes_compared(
     assert not found["t2"].is_explained_by_length  # it does not look wrong
     assert found["t0"].is_divided and not found["t1"].is_divided
     packed = json.loads(
-        gzip.decompress(
-            base64.b64decode(payload.packed_index([found[n] for n in ("t0", "t1", "t2")]))
-        )
+        gzip.decompress(base64.b64decode(packed_index([found[n] for n in ("t0", "t1", "t2")])))
     )
     assert packed["order"] == [2, 1, 0]  # a.jsonl, then lines by number and not by letter
-    flags = [1 << payload.FLAGS.index(name) for name in ("repeats", "contradicts", "is_divided")]
+    flags = [1 << FLAGS.index(name) for name in ("repeats", "contradicts", "is_divided")]
     assert [[bool(each & flag) for flag in flags] for each in packed["flags"]] == [
         [True, True, True], [True, True, False], [False, True, False],
     ]  # fmt: skip
@@ -193,7 +189,7 @@ def test_the_scale_of_votes_leaves_out_the_outermost_hundredth(
 def test_blocks_hold_every_pair_once(
     pairs: list[AuditedPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payload, "BLOCK_SIZE", 4)
+    monkeypatch.setattr("trimtab.models.reporting.audit.page.BLOCK_SIZE", 4)
     long = "word " * 4000  # 20,000 characters
     page = _Page(_written([replace(pairs[0], chosen=long), *pairs[1:]], tmp_path))
     assert page.unpacked("index")["block_size"] == 4
@@ -290,7 +286,7 @@ def test_flips_that_no_member_supports_are_a_warning(
     told = re.sub(r"\s+", " ", text)
     assert '<p class="warning"><b>⚠ No member supports 1 of these flips</b>' in told
     flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
-    is_unsupported = 1 << payload.FLAGS.index("is_flip_unsupported")
+    is_unsupported = 1 << FLAGS.index("is_flip_unsupported")
     assert [name for name, each in flags.items() if each & is_unsupported] == ["t2"]
     assert 'class="warning"' not in _written(pairs, tmp_path)
 
