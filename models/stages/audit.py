@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.reporting.audit.agreement import panel_of
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.reporting.audit.page import weakest_first, write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
-from trimtab.models.reporting.audit.panel import panel_of
 from trimtab.models.reporting.audit.summary import summarise, unseen_by
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.training.progress import write_json

@@ -11,9 +11,8 @@ import torch
 
 from trimtab.models.data.review import VERDICTS
 from trimtab.models.data.words import UNKNOWN_TOKENS
-from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
+from trimtab.models.reporting.audit.agreement import Annotators, Panel, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
-from trimtab.models.reporting.audit.panel import Panel
 from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.reporting.audit.agreement import Panel, panel_of
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair
-from trimtab.models.reporting.audit.panel import Panel, panel_of
 from trimtab.models.reporting.audit.summary import summarise
 from trimtab.models.reporting.kit.audit_words import agreement
 

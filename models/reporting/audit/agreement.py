@@ -1,8 +1,9 @@
-"""The judges that vote on the labels: what each says of them, and how far they agree."""
+"""Who says which answer is better, people who labelled the pairs and judges that vote on them: what
+each says, how far they agree, and of people who is right how often."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -15,9 +16,81 @@ from trimtab.models.functional.verdicts import (
 )
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.kit.artifacts import Row
-from trimtab.models.statistics.annotators import krippendorff_alpha, opinions_of
+from trimtab.models.statistics.annotators import (
+    Opinions,
+    consensus,
+    krippendorff_alpha,
+    opinions_of,
+)
 from trimtab.models.statistics.estimates import cluster_ids, share_estimate
 from trimtab.models.statistics.measured import Estimate
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """num_votes: on all pairs, repeated ones too. num_shared: on those that others voted on, too.
+    accuracy: by Dawid-Skene; the prior's, which tells nothing, of who shares no pair. num_decided:
+    votes for either answer; num_contradicted: of these the ones that the audit's vote
+    contradicts."""
+
+    name: str
+    num_votes: int
+    num_shared: int
+    accuracy: float
+    num_decided: int
+    num_contradicted: int
+
+
+@dataclass(frozen=True)
+class Annotators:
+    """people: those of lowest accuracy first, last those who share no pair. alpha: Krippendorff's,
+    None where nobody's votes can be compared. num_pairs: different ones with votes; num_shared:
+    that several people voted on."""
+
+    people: list[Annotator]
+    alpha: float | None
+    num_pairs: int
+    num_shared: int
+
+    def numbers(self) -> dict[str, float]:
+        """Flat, as summary.json holds them."""
+        found: dict[str, float] = {
+            "num_annotators": len(self.people),
+            "num_annotated_pairs": self.num_pairs,
+            "num_pairs_of_several_annotators": self.num_shared,
+        }
+        if self.alpha is not None:
+            found["krippendorff_alpha"] = self.alpha
+        if self.num_shared:
+            found["lowest_annotator_accuracy"] = self.people[0].accuracy
+        return found
+
+
+def annotators_of(pairs: Sequence[AuditedPair]) -> Annotators | None:
+    """What the pairs' opinions tell of those who gave them; None where no pair has any."""
+    with_votes = [pair for pair in pairs if pair.opinions]
+    opinions = _opinions_on(with_votes, [pair.opinions for pair in with_votes])
+    if opinions is None:
+        return None
+    votes, shared, decided, contradicted = ([0] * len(opinions.names) for _ in range(4))
+    number = {name: index for index, name in enumerate(opinions.names)}
+    is_shared = opinions.is_shared.tolist()
+    for pair in with_votes:
+        for said in pair.opinions:
+            who, prefers = number[said["annotator"]], said["prefers"]
+            votes[who] += 1
+            shared[who] += is_shared[opinions.item_of[pair.id][0]]
+            if prefers != "equal":
+                decided[who] += 1
+                contradicted[who] += pair.strength_mean * (1 if prefers == "chosen" else -1) < 0
+    accuracy = consensus(opinions).accuracy.tolist()
+    columns = zip(opinions.names, votes, shared, accuracy, decided, contradicted, strict=True)
+    people = sorted(
+        (Annotator(*each) for each in columns),
+        key=lambda one: (not one.num_shared, one.accuracy, one.name),
+    )
+    alpha = krippendorff_alpha(opinions)
+    return Annotators(people, alpha, opinions.num_items, sum(is_shared))
 
 
 @dataclass(frozen=True)
@@ -137,17 +210,25 @@ def _share(hits: Tensor, counted: Tensor, clusters: Tensor) -> Estimate | None:
 
 
 def _alpha(pairs: Sequence[AuditedPair], votes: dict[str, Tensor]) -> float | None:
-    opinions = opinions_of(_opinions(pairs, {name: own.tolist() for name, own in votes.items()}))
+    columns = {name: own.tolist() for name, own in votes.items()}
+    opinions = _opinions_on(
+        pairs,
+        [
+            [
+                {"annotator": name, "prefers": "chosen" if own[index] > 0 else "rejected"}
+                for name, own in columns.items()
+                if own[index]
+            ]
+            for index in range(len(pairs))
+        ],
+    )
     return None if opinions is None else krippendorff_alpha(opinions)
 
 
-def _opinions(pairs: Sequence[AuditedPair], votes: dict[str, list[int]]) -> Iterator[Row]:
-    """The pairs with the judges' votes in place of people's."""
-    for index, pair in enumerate(pairs):
-        said = [
-            {"annotator": name, "prefers": "chosen" if own[index] > 0 else "rejected"}
-            for name, own in votes.items()
-            if own[index]
-        ]
-        texts = {name: getattr(pair, name) for name in ("id", "prompt", "chosen", "rejected")}
-        yield {**texts, "opinions": said}
+def _opinions_on(pairs: Sequence[AuditedPair], said: Iterable[Sequence[Row]]) -> Opinions | None:
+    """Of each pair what was said of it, as `opinions_of` takes it."""
+    return opinions_of(
+        {name: getattr(pair, name) for name in ("id", "prompt", "chosen", "rejected")}
+        | {"opinions": opinions}
+        for pair, opinions in zip(pairs, said, strict=True)
+    )
