@@ -9,13 +9,14 @@ are not read. All that is wrong with a file is reported at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trimtab.models.data.files import RawRow, SourceError
+from trimtab.models.data.files import RawRow
 from trimtab.models.data.mapped import number_of
-from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
-from trimtab.models.data.readers import Source, read_source
+from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, shorten
+from trimtab.models.data.readers import Source
+from trimtab.models.data.review import object_rows, refused
 
 # Differences of scores up to this, and their squares, are finite.
 LARGEST: Final = 1e30
@@ -62,14 +63,12 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
     vote on a pair, numbers that are not finite, lines of another form, a source without a vote. A
     row whose scores are empty abstains.
     """
-    reader = _Reader(pairs)
-    try:
-        for raw in read_source(source, []):
-            if not raw.is_blank:
-                reader.take(raw)
-    except SourceError as error:
-        reader.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
-    bad_rows = [*reader.bad_rows, *reader.unknown] if reader.has_strangers else reader.bad_rows
+    bad_rows: list[BadRow] = []
+    reader = _Reader(pairs, bad_rows)
+    for raw in object_rows(source, "an object with id or line, and scores or a vote", bad_rows):
+        reader.take(raw)
+    if reader.has_strangers:
+        bad_rows += reader.unknown
     if not reader.votes and not bad_rows:
         found = f"{len(reader.unknown)} votes, none of them on a pair of this run"
         problem = Problem("empty_source", None, found, "at least one")
@@ -86,10 +85,9 @@ class _Reader:
     all pairs of a ranking have its id, and what stands behind # of their own.
     """
 
-    def __init__(self, pairs: VotedPairs | None) -> None:
-        self.pairs = pairs
+    def __init__(self, pairs: VotedPairs | None, bad_rows: list[BadRow]) -> None:
+        self.pairs, self.bad_rows = pairs, bad_rows
         self.votes: dict[str, tuple[float, float]] = {}
-        self.bad_rows: list[BadRow] = []
         self.unknown: list[BadRow] = []
         self.strangers: set[str] = set()
         self.places: dict[str, str] = {}
@@ -100,14 +98,7 @@ class _Reader:
         return self.pairs is not None and len(self.strangers) > self.pairs.num_set_aside
 
     def take(self, raw: RawRow) -> None:
-        """Take in one row."""
-        if raw.problem is not None:
-            self._refuse(raw, [raw.problem])
-            return
-        if not isinstance(raw.value, dict):
-            allowed = "an object with id or line, and scores or a vote"
-            self._refuse(raw, [Problem("not_an_object", None, shorten(raw.value), allowed)])
-            return
+        """Take in one row, an object."""
         row = raw.value
         if raw.is_text:
             row = {n: number_of(v) if n in (*SCORES, VOTE, "line") else v for n, v in row.items()}
@@ -122,15 +113,12 @@ class _Reader:
         elif identity is not None:
             self.places[identity] = f"{raw.file}:{raw.line}"
         if problems and all(problem.reason == "unknown_id" for problem in problems):
-            self.unknown.append(_bad(raw, problems))
+            self.unknown.append(refused(raw, problems))
             self.strangers.add(str(row[_key_of(row)]).partition("#")[0])
         elif problems:
-            self._refuse(raw, problems)
+            self.bad_rows.append(refused(raw, problems))
         elif scores is not None:
             self.votes[known] = scores
-
-    def _refuse(self, raw: RawRow, problems: Sequence[Problem]) -> None:
-        self.bad_rows.append(_bad(raw, problems))
 
     def _pair_of(self, row: Mapping[str, Any], problems: list[Problem]) -> str | None:
         """The id of the pair that a row names; None where that is wrong, which is added."""
@@ -160,10 +148,6 @@ class _Reader:
             allowed = "a line that a pair of this run was read from"
             problems.append(Problem("unknown_id", key, shorten(value), allowed))
         return None
-
-
-def _bad(raw: RawRow, problems: Sequence[Problem]) -> BadRow:
-    return BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
 
 
 def _key_of(row: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 The page of the label audit writes such files. All that is wrong with one is reported at once.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from trimtab.models.data.files import RawRow, SourceError
@@ -32,39 +32,47 @@ def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]
     verdicts: dict[str, str] = {}
     places: dict[str, str] = {}
     bad_rows: list[BadRow] = []
-    try:
-        for raw in read_source(source, []):
-            if raw.is_blank:
-                continue
-            problems = list(_problems(raw, known, places))
-            if problems:
-                bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
-                bad_rows.append(bad)
-            else:
-                verdicts[raw.value["id"]] = raw.value["verdict"]
-        if not verdicts and not bad_rows:
-            problem = Problem("empty_source", None, "0 verdicts", "at least one")
-            bad_rows.append(BadRow(source.label, 0, "", (problem,)))
-    except SourceError as error:
-        bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+    for raw in object_rows(source, f"an object with {', '.join(FIELDS)}", bad_rows):
+        if problems := [*_field_problems(raw.value), *_id_problems(raw, known, places)]:
+            bad_rows.append(refused(raw, problems))
+        else:
+            verdicts[raw.value["id"]] = raw.value["verdict"]
+    if not verdicts and not bad_rows:
+        problem = Problem("empty_source", None, "0 verdicts", "at least one")
+        bad_rows.append(BadRow(source.label, 0, "", (problem,)))
     if bad_rows:
         raise ReviewError(bad_rows, ADVICE)
     return verdicts
 
 
-def _problems(
+def object_rows(source: Source, allowed: str, bad_rows: list[BadRow]) -> Iterator[RawRow]:
+    """The rows of a source that are objects, which is what is `allowed`; of all others, and of a
+    source that cannot be read to its end, what is wrong is added to `bad_rows`."""
+    try:
+        for raw in read_source(source, []):
+            if raw.is_blank:
+                continue
+            problem = raw.problem
+            if problem is None and not isinstance(raw.value, dict):
+                problem = Problem("not_an_object", None, shorten(raw.value), allowed)
+            if problem is None:
+                yield raw
+            else:
+                bad_rows.append(refused(raw, [problem]))
+    except SourceError as error:
+        bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+
+
+def refused(raw: RawRow, problems: Sequence[Problem]) -> BadRow:
+    """A row with what is wrong with it."""
+    return BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
+
+
+def _id_problems(
     raw: RawRow, known: Collection[str] | None, places: dict[str, str]
 ) -> Iterator[Problem]:
-    """What is wrong with a line; a pair that is there is noted in `places` by its id."""
-    if raw.problem is not None:
-        yield raw.problem
-        return
-    row: Any = raw.value
-    if not isinstance(row, dict):
-        yield Problem("not_an_object", None, shorten(row), f"an object with {', '.join(FIELDS)}")
-        return
-    yield from _field_problems(row)
-    if isinstance(identifier := row.get("id"), str):
+    """What is wrong with a line's id; a pair that is there is noted in `places` by it."""
+    if isinstance(identifier := raw.value.get("id"), str):
         if known is not None and identifier not in known:
             yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
         elif identifier in places:
