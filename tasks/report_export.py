@@ -20,7 +20,7 @@ from trimtab.infra.tracking.reports import REPORT_TAG
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
-from trimtab.models.reporting.kit.stamp import stamp
+from trimtab.models.reporting.kit.html import stamp
 from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.execution import StageResult
 
@@ -62,7 +62,7 @@ def export_report(
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
     `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
-    and under `made` how it was made (`trimtab.models.reporting.kit.stamp`).
+    and under `made` how it was made (`trimtab.models.reporting.kit.html.stamp`).
     """
     context = base_context()
     folder = context.settings.home / "reports" / name

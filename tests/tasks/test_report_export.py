@@ -17,8 +17,7 @@ from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.reporting import templates
-from trimtab.models.reporting.kit.html import read_text
-from trimtab.models.reporting.kit.stamp import MADE
+from trimtab.models.reporting.kit.html import MADE, read_text
 from trimtab.tasks import report_export as report_module
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.report_export import export_report

@@ -1,11 +1,15 @@
-"""How pages are filled in: templates that escape, style sheets, numbers with their intervals."""
+"""How pages are filled in: templates that escape, style sheets, numbers with their intervals.
+
+Loads no torch: the orchestration stamps pages.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -42,6 +46,33 @@ def with_contents(html: str, environment: Environment) -> str:
     sections = [(name, Markup(title)) for name, title in _SECTION.findall(html)]
     listed = environment.get_template("contents.html.j2").render(sections=sections)
     return html.replace(_CONTENTS, listed if sections else "", 1)
+
+
+# Where a page has room to say how it was made.
+MADE = "<!--made-->"
+
+
+def stamp(page: Path, made: Mapping[str, str], links: Mapping[str, str]) -> None:
+    """Write into a page when, where and how it was made, and where to go from it.
+
+    That is done as a report is laid out, not by its stage, as an artifact's bytes depend on its
+    inputs alone.
+
+    made: `at`, `version`, `host`, and `commit` and `command`, empty where they are not known;
+    `reviewed`, what came of a person's review of the labels, if there was one.
+    links: words to a file beside the page, or to an address of http or https; nothing else becomes
+    a link.
+    """
+    kept = {
+        words: address
+        for words, address in links.items()
+        if address.startswith(("http://", "https://")) or (page.parent / address).is_file()
+    }
+    told = new_environment().get_template("made.html.j2").render(made=made, links=kept)
+    # The page may be a link to the store's own file, which stays as it is.
+    stamped = page.with_name(f".{page.name}")
+    stamped.write_text(page.read_text("utf-8").replace(MADE, told, 1), "utf-8")
+    stamped.replace(page)
 
 
 def read_text(package: ModuleType, name: str) -> str:
