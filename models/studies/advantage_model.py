@@ -24,20 +24,26 @@ from trimtab.models.reporting.run.scorers import (
 )
 from trimtab.models.statistics.calibration import auroc, calibration_curve, pair_confidence
 from trimtab.models.studies.constants import swept
-from trimtab.models.studies.frontier import LEAST_SHARED_KL, Line, lead_at_equal_kl
+from trimtab.models.studies.frontier import LEAST_SHARED_KL, lead_at_equal_kl
 from trimtab.models.studies.measures import (
     GIVEN,
+    KL,
     LOSE,
+    LOST,
     NET,
     RIGHT,
     TIE,
     WIN,
     accuracies,
+    accuracy_of,
     answers,
     curve_of,
     curve_plots,
+    forgetting,
+    forgetting_plot,
     outcome,
     outcome_plot,
+    read_by_kl,
     validation_gap,
 )
 from trimtab.models.studies.registry import exhibit
@@ -46,7 +52,6 @@ from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS
 
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
-KL, LOST = "KL, nats", "forget, lose"
 UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
@@ -83,12 +88,11 @@ def table_1(artifacts: Artifacts) -> SeedResult:
             row[ECE_RIGHT] = ece(artifacts.clean_gaps(role).gap, "width")
         table[name] = row
     ours, theirs = table["Advantage Model"], table["reward model"]
-    best = RIGHT if RIGHT in ours else GIVEN
     return SeedResult(
         table,
         checks={
-            "it is at most half a point less accurate": ours[best]
-            >= theirs[best] - MAX_POINTS_LOST,
+            "it is at most half a point less accurate": accuracy_of(ours)
+            >= accuracy_of(theirs) - MAX_POINTS_LOST,
             "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
         },
     )
@@ -241,7 +245,13 @@ def _by_task(artifacts: Artifacts, role: str) -> tuple[list[str], list[float], l
 
 
 def _task_bars(title: str, names: list[str], series: dict[str, list[float]]) -> Plot:
-    return bar_plot(title, "task", "score of the test answers (its own unit)", series, ticks=names)
+    by_task = {
+        task: {name: values[index] for name, values in series.items()}
+        for index, task in enumerate(names)
+    }
+    return bar_plot(
+        title, "task", "score of the test answers (its own unit)", by_task, list(series)
+    )
 
 
 @exhibit(
@@ -473,33 +483,25 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
     latter drawn at random are the control of selection. Lines are compared over the KL, on the
     main prompts, that they share.
     """
-    table: dict[str, dict[str, float]] = {}
-    lines: dict[str, Line] = {}
-    for name, variant in REHEARSALS.items():
-        rows = []
-        for coef in REHEARSAL_KL_COEFS:
-            policy = f"{name}_{coef:g}"
-            forget = outcome(artifacts, f"judge_{policy}", "forget")
-            rows.append(
-                {
-                    KL: answers(artifacts, policy)[KL],
-                    f"{KL}, forget set": answers(artifacts, policy, "forget")[KL],
-                    LOST: forget[LOSE],
-                    "forget, net": forget[NET],
-                    "main, net": outcome(artifacts, f"judge_{policy}")[NET],
-                    **_rehearsed(artifacts, name, policy),
-                }
-            )
-            table[f"{variant.label}, KL coefficient {coef:g}"] = rows[-1]
-        lines[name] = ([row[KL] for row in rows], [row[LOST] for row in rows])
+    labels = {name: variant.label for name, variant in REHEARSALS.items()}
+
+    def read(name: str, policy: str) -> dict[str, float]:
+        return {
+            KL: answers(artifacts, policy)[KL],
+            f"{KL}, forget set": answers(artifacts, policy, "forget")[KL],
+            **forgetting(artifacts, policy),
+            **_rehearsed(artifacts, name, policy),
+        }
+
+    table, lines = read_by_kl(labels, REHEARSAL_KL_COEFS, read, LOST)
 
     def less_lost(ours: str, theirs: str) -> dict[str, bool]:
         pairs = zip(lines[ours][1], lines[theirs][1], strict=True)
         lead = lead_at_equal_kl(lines[ours], lines[theirs])
-        words = f"{REHEARSALS[ours].label} loses less than {REHEARSALS[theirs].label}"
+        words = f"{labels[ours]} loses less than {labels[theirs]}"
         return {
             f"{words} at every KL coefficient": all(mine < other for mine, other in pairs),
-            f"{words} at equal KL": lead is not None and lead < 0,
+            f"{words} at equal KL": (lead or 0.0) < 0,
         }
 
     return SeedResult(
@@ -512,13 +514,9 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
             **less_lost("demonstrations", "random"),
         },
         plots=[
-            Plot(
-                "What is lost of the forget set",
-                "KL to SFT on the main prompts (nats)",
-                "share of the forget set that is worse than SFT's",
-                {REHEARSALS[name].label: line for name, line in lines.items()},
-                kind="paths",
-                note="A point a KL coefficient. At equal KL: over what two lines share, if that is "
+            forgetting_plot(
+                {labels[name]: line for name, line in lines.items()},
+                "A point a KL coefficient. At equal KL: over what two lines share, if that is "
                 f"at least {LEAST_SHARED_KL} nats.",
             )
         ],
@@ -546,16 +544,14 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
     """PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
     criterion keeps as many examples of the same clusters."""
     labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
-    table = {}
-    for name, label in labels.items():
-        forget = outcome(artifacts, f"judge_{name}_0", "forget")
-        table[label] = {
-            LOST: forget[LOSE],
-            "forget, net": forget[NET],
-            "main, net": outcome(artifacts, f"judge_{name}_0")[NET],
+    table = {
+        label: {
+            **forgetting(artifacts, f"{name}_0"),
             KL: answers(artifacts, f"{name}_0")[KL],
             **_rehearsed(artifacts, name, f"{name}_0"),
         }
+        for name, label in labels.items()
+    }
     first, *others = (CRITERIA[name].label for name in CRITERIA)
     return SeedResult(
         table,
@@ -572,8 +568,8 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
                 "What is lost of the forget set",
                 "rehearsed examples",
                 "share of the forget set that is worse than SFT's",
-                {"lost": [row[LOST] for row in table.values()]},
-                ticks=list(table),
+                table,
+                {"lost": LOST},
             )
         ],
     )
@@ -592,44 +588,40 @@ def importance_weights(artifacts: Artifacts) -> SeedResult:
     Without weights the ratios are 1 and the scale of scores, (N - K) / N, is the same.
     """
     table: dict[str, dict[str, float]] = {}
+    by_writer: dict[str, dict[str, float]] = {}
     for label, role in WEIGHED.items():
         scored = artifacts.labelled_gaps(role)
         writer = torch.tensor([row["policy"] for row in scored.rows])
+        parts = {
+            "all pairs": writer >= 0,
+            "SFT's pairs": writer == 0,
+            "the policy's pairs": writer == 1,
+        }
+        errors = {whose: ece(scored.gap[chosen], "width") for whose, chosen in parts.items()}
+        for whose, error in errors.items():
+            by_writer.setdefault(whose, {})[label] = error
         table[label] = accuracies(artifacts, role) | {
-            f"{ECE_GIVEN}, {whose}": ece(scored.gap[chosen], "width")
-            for whose, chosen in (
-                ("all pairs", writer >= 0),
-                ("SFT's pairs", writer == 0),
-                ("the policy's pairs", writer == 1),
-            )
+            f"{ECE_GIVEN}, {whose}": error for whose, error in errors.items()
         }
     summary = artifacts.document("scorer_weighed", "summary.json")
     ratio = float(summary["mean_absolute_log_ratio"])
     table[WEIGHTS]["mean log-ratio to SFT, nats a token, absolute"] = ratio
     ours, without = table[WEIGHTS], table[UNIT_WEIGHTS]
-    best = RIGHT if RIGHT in ours else GIVEN
     return SeedResult(
         table,
         checks={
             "the two policies differ by a tenth of a nat a token": ratio > 0.1,
             "with weights it is better calibrated": ours[f"{ECE_GIVEN}, all pairs"]
             < without[f"{ECE_GIVEN}, all pairs"],
-            "with weights it is no less accurate": ours[best] >= without[best],
+            "with weights it is no less accurate": accuracy_of(ours) >= accuracy_of(without),
         },
         plots=[
             bar_plot(
                 "Calibration on pairs of two policies",
                 "test pairs",
                 ECE_GIVEN,
-                {
-                    label: [row[name] for name in row if name.startswith(ECE_GIVEN)]
-                    for label, row in table.items()
-                },
-                ticks=[
-                    name.removeprefix(f"{ECE_GIVEN}, ")
-                    for name in without
-                    if name.startswith(ECE_GIVEN)
-                ],
+                by_writer,
+                list(WEIGHED),
             )
         ],
     )

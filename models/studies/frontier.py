@@ -19,9 +19,9 @@ from statistics import fmean, stdev
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.studies.constants import swept
-from trimtab.models.studies.measures import NET, outcome
+from trimtab.models.studies.measures import KL, NET, outcome
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, SeedResult
+from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
 from trimtab.models.studies.variants import TEMPERATURES
 
 # What is varied of each arm.
@@ -39,11 +39,9 @@ NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
 # Nats.
 LEAST_SHARED_KL = 0.1
-KL, LENGTH = "KL, nats", "length, tokens"
+LENGTH = "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
 UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
-# KL, nats, and what is gained: a point a setting, in any order.
-Line = tuple[list[float], list[float]]
 
 
 def gains_most(results: Sequence[SeedResult]) -> str:
@@ -82,7 +80,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
             rows.append(row | {LENGTH: _mean(sets["main"], "length")})
             recipe = " (recipe)" if role.endswith("_recipe") else ""
             table[f"{NAMES[arm]}, {constant} {value:g}{recipe}"] = rows[-1]
-        lines[NAMES[arm]] = ([row[KL] for row in rows], [row[gain] for row in rows])
+        lines[NAMES[arm]] = line_of(rows, KL, gain)
     leads = {name: lead_of(lines[DPO], line) for name, line in _measured(lines).items()}
     return SeedResult(
         table,
@@ -152,7 +150,7 @@ def temperature(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _measured(lines: dict[str, Line]) -> dict[str, Line]:
+def _measured(lines: Mapping[str, Line]) -> dict[str, Line]:
     """The methods whose KL is measured, and no bound."""
     return {name: line for name, line in lines.items() if name not in (START, BOUND)}
 

@@ -8,7 +8,7 @@ exists, else by held-out reward models. A comparison's role is `judge_<policy>` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.run.curves import Curve, training_curve
-from trimtab.models.studies.results import Plot, bar_plot, titled
+from trimtab.models.studies.results import Line, Plot, Table, bar_plot, line_of, titled
 from trimtab.models.studies.variants import Variant
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
+KL, LOST = "KL, nats", "forget, lose"
 MONITORS = {
     "score": "score of the sampled answers\n(gain since the start, in its spread)",
     "gold": "gold score\nof the sampled answers",
@@ -36,6 +37,11 @@ def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
     if artifacts.truth:
         shares = {RIGHT: share_right(artifacts.clean_gaps(role).gap)} | shares
     return shares
+
+
+def accuracy_of(row: Mapping[str, float]) -> float:
+    """Of `accuracies` that on right labels, on given ones where right ones are not known."""
+    return row.get(RIGHT, row[GIVEN])
 
 
 def share_right(gap: Tensor) -> float:
@@ -62,9 +68,50 @@ def outcome(artifacts: Artifacts, role: str, eval_set: str = "main") -> dict[str
 def answers(artifacts: Artifacts, name: str, eval_set: str = "main") -> dict[str, float]:
     """Means over a policy's answers to a set of prompts: gold (where known), KL and length."""
     rows = [r for r in artifacts.rows(f"eval_{name}", "responses.jsonl") if r["set"] == eval_set]
-    measures = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
+    measures = {"gold": "gold", "kl": KL, "length": "length, tokens"}
     known = {label: key for key, label in measures.items() if rows and key in rows[0]}
     return {label: fmean(row[key] for row in rows) for label, key in known.items()}
+
+
+def forgetting(artifacts: Artifacts, name: str) -> dict[str, float]:
+    """What a policy loses of the forget set against SFT, and wins less losses on both sets."""
+    forget = outcome(artifacts, f"judge_{name}", "forget")
+    main = outcome(artifacts, f"judge_{name}")
+    return {LOST: forget[LOSE], "forget, net": forget[NET], "main, net": main[NET]}
+
+
+def read_by_kl(
+    labels: Mapping[str, str],
+    coefs: Sequence[float],
+    read: Callable[[str, str], dict[str, float]],
+    gain: str,
+) -> tuple[dict[str, dict[str, float]], dict[str, Line]]:
+    """A row for each kind of policy, by its label, at each KL coefficient; and by kind the line of
+    the column `gain` by KL.
+
+    read: the row of a kind, and of its policy `<kind>_<coefficient>`.
+    """
+    table: dict[str, dict[str, float]] = {}
+    lines = {}
+    for kind, label in labels.items():
+        rows = {
+            f"{label}, KL coefficient {coef:g}": read(kind, f"{kind}_{coef:g}") for coef in coefs
+        }
+        table |= rows
+        lines[kind] = line_of(rows.values(), KL, gain)
+    return table, lines
+
+
+def forgetting_plot(lines: Mapping[str, Line], note: str) -> Plot:
+    """What is lost of the forget set by KL."""
+    return Plot(
+        "What is lost of the forget set",
+        "KL to SFT on the main prompts (nats)",
+        "share of the forget set that is worse than SFT's",
+        lines,
+        kind="paths",
+        note=note,
+    )
 
 
 def curve_of(artifacts: Artifacts, name: str) -> Curve:
@@ -113,7 +160,7 @@ def curves_table(curves: Mapping[str, Curve]) -> dict[str, dict[str, float]]:
     for name, curve in curves.items():
         table[name] = {
             "score gained, spreads": last(gained(curve)),
-            "KL, nats": last(curve.kl),
+            KL: last(curve.kl),
             "unevenness of KL": unevenness(curve.kl),
             "perplexity": last(curve.perplexity),
             "spread of perplexity": pstdev(curve.perplexity[len(curve.perplexity) // 2 :]),
@@ -144,12 +191,7 @@ def _by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
     return [float(step) for step in curve.steps[: len(values)]], list(values)
 
 
-def outcome_plot(title: str, table: Mapping[str, Mapping[str, float]], against: str) -> Plot:
+def outcome_plot(title: str, table: Table, against: str) -> Plot:
     """Wins, ties and losses of each row as bars."""
-    return bar_plot(
-        title,
-        f"policy, against {against}",
-        "share of the prompts",
-        {name: [row[name] for row in table.values()] for name in (WIN, TIE, LOSE)},
-        ticks=[name.replace(" + ", "\n+ ") for name in table],
-    )
+    x, y = f"policy, against {against}", "share of the prompts"
+    return bar_plot(title, x, y, table, (WIN, TIE, LOSE))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean, median, pstdev
 
 import numpy as np
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.run.curves import Curve
-from trimtab.models.studies.frontier import Line, lead_at_equal_kl
+from trimtab.models.studies.frontier import lead_at_equal_kl
 from trimtab.models.studies.measures import (
+    KL,
     LOSE,
+    LOST,
     NET,
     RIGHT,
     WIN,
@@ -21,7 +23,10 @@ from trimtab.models.studies.measures import (
     curve_plots,
     curves_of,
     curves_table,
+    forgetting,
+    forgetting_plot,
     outcome,
+    read_by_kl,
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot
@@ -41,7 +46,6 @@ ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
-LOST = "forget, lose"
 
 
 @exhibit(
@@ -76,11 +80,8 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
                 "A reward model's accuracy, and the policy trained on it",
                 "pairs the reward model was trained on",
                 "share of the test pairs, or of the main prompts",
-                {
-                    name: [row[column] for row in table.values()]
-                    for name, column in ((RIGHT, RIGHT), ("wins minus losses against SFT", NET))
-                },
-                ticks=list(table),
+                table,
+                {RIGHT: RIGHT, "wins minus losses against SFT": NET},
             )
         ],
     )
@@ -104,7 +105,7 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
         checks={
             "the score rises": row["score gained, spreads"] > 0,
             "answers win less than a tenth more often than they lose": judged[NET] < 0.1,
-            "KL ends beyond 2 nats": row["KL, nats"] > 2,
+            "KL ends beyond 2 nats": row[KL] > 2,
             "perplexity falls": row["perplexity"] < curve.perplexity[0],
         },
         plots=curve_plots(curves, ALL_MONITORS),
@@ -129,11 +130,10 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
         table,
         checks={
             "normalised and clipped rewards end at less KL than raw ones": all(
-                row["KL, nats"] < raw["KL, nats"] for row in clipped
+                row[KL] < raw[KL] for row in clipped
             ),
-            "clipped advantages do, too": all(row["KL, nats"] < raw["KL, nats"] for row in tight),
-            "a tighter reward clip keeps the policy nearer": clipped[1]["KL, nats"]
-            < clipped[0]["KL, nats"],
+            "clipped advantages do, too": all(row[KL] < raw[KL] for row in tight),
+            "a tighter reward clip keeps the policy nearer": clipped[1][KL] < clipped[0][KL],
         },
         plots=curve_plots(curves, ("score", "gold", "kl", "perplexity")),
     )
@@ -158,16 +158,16 @@ def figure_7(artifacts: Artifacts) -> SeedResult:
     return SeedResult(
         table,
         checks={
-            "the more KL penalty, the less KL": free["KL, nats"]
-            > bound[0]["KL, nats"]
-            > bound[1]["KL, nats"]
-            > bound[2]["KL, nats"],
+            "the more KL penalty, the less KL": free[KL]
+            > bound[0][KL]
+            > bound[1][KL]
+            > bound[2][KL],
             "with a penalty answers win more often against SFT": min(b[NET] for b in bound)
             > free[NET],
             "a penalty beside the ratio to the reference binds more than the ratio": table[
                 "the same, KL penalty .05"
-            ]["KL, nats"]
-            < table["ratio to the reference"]["KL, nats"],
+            ][KL]
+            < table["ratio to the reference"][KL],
             "an entropy bonus is no better than the best penalty": table["entropy bonus"][NET]
             <= max(b[NET] for b in bound),
         },
@@ -297,7 +297,7 @@ def joint_clips(artifacts: Artifacts) -> SeedResult:
         both = [table[each.label] for (s, clip), each in JOINT_CLIPS.items() if s == score and clip]
         checks |= {
             f"reward clip {score:g}: with either advantage clip KL ends lower": all(
-                row["KL, nats"] < alone["KL, nats"] for row in both
+                row[KL] < alone[KL] for row in both
             ),
             f"reward clip {score:g}: on average they win at most five points more": fmean(
                 row[NET] for row in both
@@ -322,53 +322,31 @@ def alignment_tax(artifacts: Artifacts) -> SeedResult:
     size, so that a share is the mean over them. The loss on demonstrations holds a policy near SFT
     as the KL penalty does: what it keeps beyond that is read at equal KL on the main prompts.
     """
-    table: dict[str, dict[str, float]] = {}
-    found: dict[float, list[dict[str, float]]] = {}
-    names = {coef: f"weight {coef:g}" if coef else "without" for coef in PTX_COEFS}
-    for coef, label in names.items():
-        for kl_coef in PTX_KL_COEFS:
-            name = f"ptx_{coef:g}_{kl_coef:g}"
-            forget = outcome(artifacts, f"judge_{name}", "forget")
-            row = {
-                LOST: forget[LOSE],
-                "forget, net": forget[NET],
-                "main, net": outcome(artifacts, f"judge_{name}")[NET],
-                **answers(artifacts, name),
-            }
-            table[f"{label}, KL coefficient {kl_coef:g}"] = row
-            found.setdefault(coef, []).append(row)
-    without = found.pop(0.0)
+    names = {f"ptx_{coef:g}": f"weight {coef:g}" if coef else "without" for coef in PTX_COEFS}
 
-    def line(rows: Sequence[Mapping[str, float]]) -> Line:
-        return [row["KL, nats"] for row in rows], [row[LOST] for row in rows]
+    def read(_: str, policy: str) -> dict[str, float]:
+        return forgetting(artifacts, policy) | answers(artifacts, policy)
 
-    checks = {"without it PPO loses a tenth of the forget set": without[0][LOST] > 0.1}
-    for coef, rows in found.items():
-        pairs = list(zip(rows, without, strict=True))
-        lead = lead_at_equal_kl(line(rows), line(without))
+    table, lines = read_by_kl(names, PTX_KL_COEFS, read, LOST)
+    nets = {
+        name: [table[f"{label}, KL coefficient {coef:g}"]["main, net"] for coef in PTX_KL_COEFS]
+        for name, label in names.items()
+    }
+    (_, lost), without = lines["ptx_0"], "ptx_0"
+    checks = {"without it PPO loses a tenth of the forget set": lost[0] > 0.1}
+    for name in list(names)[1:]:
+        lead = lead_at_equal_kl(lines[name], lines[without])
         checks |= {
-            f"{names[coef]}: less is lost at every KL coefficient": all(
-                ours[LOST] < theirs[LOST] for ours, theirs in pairs
+            f"{names[name]}: less is lost at every KL coefficient": all(
+                ours < theirs for ours, theirs in zip(lines[name][1], lost, strict=True)
             ),
-            f"{names[coef]}: less is lost at equal KL": lead is not None and lead < 0,
-            f"{names[coef]}: main prompts are won as often, within five points": all(
-                ours["main, net"] > theirs["main, net"] - 0.05 for ours, theirs in pairs
+            f"{names[name]}: less is lost at equal KL": (lead or 0.0) < 0,
+            f"{names[name]}: main prompts are won as often, within five points": all(
+                ours > theirs - 0.05 for ours, theirs in zip(nets[name], nets[without], strict=True)
             ),
         }
-    return SeedResult(
-        table,
-        checks,
-        plots=[
-            Plot(
-                "What is lost of the forget set",
-                "KL to SFT on the main prompts (nats)",
-                "share of the forget set that is worse than SFT's",
-                {names[coef]: line(rows) for coef, rows in ({0.0: without} | found).items()},
-                kind="paths",
-                note="A point a KL coefficient.",
-            )
-        ],
-    )
+    by_label = {names[name]: line for name, line in lines.items()}
+    return SeedResult(table, checks, [forgetting_plot(by_label, "A point a KL coefficient.")])
 
 
 def _with_outcomes(
@@ -379,8 +357,8 @@ def _with_outcomes(
     for name, variant in variants.items():
         found, row = answers(artifacts, name), table[variant.label]
         table[variant.label] = {
-            **{key: row[key] for key in ("score gained, spreads", "KL, nats", "perplexity")},
-            **{key: found[key] for key in found if key != "KL, nats"},
+            **{key: row[key] for key in ("score gained, spreads", KL, "perplexity")},
+            **{key: found[key] for key in found if key != KL},
             **outcome(artifacts, f"judge_{name}"),
         }
     return table

@@ -15,25 +15,27 @@ import torch
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row, is_clear
 from trimtab.models.reporting.run.labels import equal_groups, strength_groups, strength_rows
 from trimtab.models.statistics.calibration import spearman
-from trimtab.models.studies.frontier import Line, lead_at_equal_kl
+from trimtab.models.studies.frontier import lead_at_equal_kl
 from trimtab.models.studies.measures import (
-    GIVEN,
+    KL,
     LOSE,
     NET,
     RIGHT,
     TIE,
     WIN,
     accuracies,
+    accuracy_of,
     answers,
     curve_plots,
     curves_of,
     curves_table,
     outcome,
     outcome_plot,
+    read_by_kl,
     unevenness,
 )
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, SeedResult, bar_plot
+from trimtab.models.studies.results import Line, Plot, SeedResult, Table, bar_plot
 from trimtab.models.studies.variants import (
     CONTRASTIVE,
     DENOISED_AT_KL,
@@ -54,7 +56,6 @@ MONITORS = ("score", "gold", "kl", "perplexity")
 GIVEN_LABELS, BOTH_LABELS = "given labels", "labels both give"
 OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
 RowsByStep = dict[int, list[Row]]
-AccuracyCurve = tuple[list[float], list[float]]
 
 
 @exhibit(
@@ -204,11 +205,6 @@ def _agreement(artifacts: Artifacts, rows: Sequence[Row]) -> float:
     return sum(not truth["is_wrong"] for truth in known) / len(known)
 
 
-def _decisive(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Each row's accuracy on right labels, on given ones where right ones are not known."""
-    return {row: columns.get(RIGHT, columns[GIVEN]) for row, columns in table.items()}
-
-
 @exhibit(
     "part-2",
     "figure-4",
@@ -220,13 +216,13 @@ def _decisive(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """A reward model of each tenth of the pairs by strength."""
     table = {f"tenth {n}": accuracies(artifacts, f"scorer_tenth_{n}") for n in range(1, 11)}
-    found = list(_decisive(table).values())
+    right = [accuracy_of(row) for row in table.values()]
     return SeedResult(
         table,
         checks={
-            "the two weakest tenths teach worse than chance": max(found[:2]) < 0.5,
-            "the next two teach within .1 of chance": all(abs(x - 0.5) < 0.1 for x in found[2:4]),
-            "the strongest tenth is not the best": max(found) > found[9],
+            "the two weakest tenths teach worse than chance": max(right[:2]) < 0.5,
+            "the next two teach within .1 of chance": all(abs(x - 0.5) < 0.1 for x in right[2:4]),
+            "the strongest tenth is not the best": max(right) > right[9],
         },
         plots=[
             Plot(
@@ -234,9 +230,11 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
                 "tenth of the training pairs, from weakest to strongest",
                 "accuracy on the test pairs (.5 is chance)",
                 {
-                    column: ([float(n) for n in range(1, 11)], [row[column] for row in rows])
-                    for rows in [list(table.values())]
-                    for column in rows[0]
+                    column: (
+                        [float(n) for n in range(1, 11)],
+                        [row[column] for row in table.values()],
+                    )
+                    for column in table["tenth 1"]
                 },
             )
         ],
@@ -256,12 +254,12 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
         table[f"tenth {number}, as given"] = accuracies(artifacts, f"scorer_tenth_{number}")
         flipped = f"scorer_tenth_{number}_flipped"
         table[f"tenth {number}, flipped"] = accuracies(artifacts, flipped)
-    found = _decisive(table)
+    right = {name: accuracy_of(row) for name, row in table.items()}
     checks = {
-        f"flipping tenth {number} makes its reward model more accurate": found[
+        f"flipping tenth {number} makes its reward model more accurate": right[
             f"tenth {number}, flipped"
         ]
-        > found[f"tenth {number}, as given"]
+        > right[f"tenth {number}, as given"]
         for number in (1, 2)
     }
     return SeedResult(table, checks, [_bars("The weakest labels, as given and flipped", table)])
@@ -279,14 +277,14 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
         each.label: accuracies(artifacts, f"scorer_{name}")
         for name, each in STRONGEST_TENTH.items()
     }
-    found = _decisive(table)
-    both = found["soft labels + margin"]
+    right = {label: accuracy_of(row) for label, row in table.items()}
+    both = right["soft labels + margin"]
     return SeedResult(
         table,
         checks={
-            "soft labels with margin are better than labels as given": both > found["as given"],
-            "and no worse than margin alone": both >= found["margin"],
-            "margin alone changes less than two points": abs(found["margin"] - found["as given"])
+            "soft labels with margin are better than labels as given": both > right["as given"],
+            "and no worse than margin alone": both >= right["margin"],
+            "margin alone changes less than two points": abs(right["margin"] - right["as given"])
             < 0.02,
         },
         plots=[_bars("Four ways to train on the strongest tenth", table)],
@@ -302,23 +300,17 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 def figure_7(artifacts: Artifacts) -> SeedResult:
     """A margin for all pairs."""
     table = {name: accuracies(artifacts, f"scorer_{name}") for name in ("baseline", "margin")}
-    found = _decisive(table)
+    margin, baseline = (accuracy_of(table[name]) for name in ("margin", "baseline"))
     return SeedResult(
         table,
-        {"with a margin it is more accurate": found["margin"] > found["baseline"]},
+        {"with a margin it is more accurate": margin > baseline},
         [_bars("A margin for all pairs", table)],
     )
 
 
-def _bars(title: str, table: Mapping[str, Mapping[str, float]]) -> Plot:
-    columns = list(next(iter(table.values())))
-    return bar_plot(
-        title,
-        "labels it was trained on",
-        "accuracy on the test pairs (.5 is chance)",
-        {column: [row[column] for row in table.values()] for column in columns},
-        ticks=[row.replace(", ", ",\n").replace(" + ", "\n+ ") for row in table],
-    )
+def _bars(title: str, table: Table) -> Plot:
+    x, y = "labels it was trained on", "accuracy on the test pairs (.5 is chance)"
+    return bar_plot(title, x, y, table, list(next(iter(table.values()))))
 
 
 @exhibit(
@@ -362,7 +354,7 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _accuracy_plot(curves: Mapping[str, Mapping[str, AccuracyCurve]], name: str) -> Plot:
+def _accuracy_plot(curves: Mapping[str, Mapping[str, Line]], name: str) -> Plot:
     return Plot(
         f"Validation accuracy, {name}",
         "training step",
@@ -404,7 +396,7 @@ def _validation_by_step(artifacts: Artifacts, role: str) -> RowsByStep:
 
 def _accuracy_curves(
     by_step: RowsByStep, others: tuple[str, dict[str, bool]] | None
-) -> dict[str, AccuracyCurve]:
+) -> dict[str, Line]:
     """Accuracy on the validation pairs by step, by whose labels."""
     steps = [float(step) for step in by_step]
     found = {
@@ -450,7 +442,7 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
         table,
         checks={
             f"on denoised reward models {column} is less": is_less(column)
-            for column in ("unevenness of KL", "spread of perplexity", "KL, nats")
+            for column in ("unevenness of KL", "spread of perplexity", KL)
         },
         plots=curve_plots(curves, MONITORS),
     )
@@ -504,10 +496,8 @@ def figure_11(artifacts: Artifacts) -> SeedResult:
             "with SimCSE neighbours mix less": ours["overlap of neighbours"]
             < alone["overlap of neighbours"],
             "labels lie further apart, for the spread within one": _parted(ours) > _parted(alone),
-            "the reward model is at most half a point less accurate": _decisive(table)[
-                SIMCSE_STRENGTHS["simcse_1"].label
-            ]
-            >= _decisive(table)[SIMCSE_STRENGTHS["dropout"].label] - 0.005,
+            "the reward model is at most half a point less accurate": accuracy_of(ours)
+            >= accuracy_of(alone) - 0.005,
         },
         plots=[
             *plots,
@@ -515,8 +505,8 @@ def figure_11(artifacts: Artifacts) -> SeedResult:
                 "Cosines of test answers, by the weight of SimCSE",
                 "reward model",
                 "mean cosine of two answers' features",
-                {name: [row[name] for row in table.values()] for name in (BETWEEN, WITHIN)},
-                ticks=[name.replace(", ", ",\n") for name in table],
+                table,
+                (BETWEEN, WITHIN),
             ),
         ],
     )
@@ -627,29 +617,23 @@ def _policies_of(
 def denoised_policies(artifacts: Artifacts) -> SeedResult:
     """PPO-max on reward models of four epochs on a thousand pairs, whose harder labels are wrong
     more often: labels as given, flipped, and flipped and smoothed, at several KL coefficients."""
-    table: dict[str, dict[str, float]] = {}
-    lines: dict[str, Line] = {}
-    for name, variant in DENOISED_AT_KL.items():
-        rows = []
-        for coef in KL_COEFS:
-            kl = answers(artifacts, f"{name}_{coef:g}")["KL, nats"]
-            judged = outcome(artifacts, f"judge_{name}_{coef:g}")
-            row = {"KL, nats": kl, WIN: judged[WIN], LOSE: judged[LOSE], NET: judged[NET]}
-            row |= accuracies(artifacts, f"scorer_{name}")
-            table[f"{variant.label}, KL coefficient {coef:g}"] = row
-            rows.append(row)
-        lines[name] = ([row["KL, nats"] for row in rows], [row[NET] for row in rows])
-    right = {
-        name: _decisive(table)[f"{v.label}, KL coefficient 0"] for name, v in DENOISED_AT_KL.items()
-    }
+    labels = {name: variant.label for name, variant in DENOISED_AT_KL.items()}
+
+    def read(name: str, policy: str) -> dict[str, float]:
+        judged = outcome(artifacts, f"judge_{policy}")
+        row = {KL: answers(artifacts, policy)[KL], WIN: judged[WIN], LOSE: judged[LOSE]}
+        return row | {NET: judged[NET]} | accuracies(artifacts, f"scorer_{name}")
+
+    table, lines = read_by_kl(labels, KL_COEFS, read, NET)
+    right = {name: accuracy_of(table[f"{labels[name]}, KL coefficient 0"]) for name in labels}
     gains = {name: lead_at_equal_kl(line, lines["given"]) for name, line in lines.items()}
     return SeedResult(
         table,
         checks={
             "flips make the reward model more accurate": right["flipped"] > right["given"],
             **{
-                f"{variant.label}: at equal KL the policy is better": (gains[name] or 0.0) > 0
-                for name, variant in DENOISED_AT_KL.items()
+                f"{label}: at equal KL the policy is better": (gains[name] or 0.0) > 0
+                for name, label in labels.items()
                 if name != "given"
             },
         },
@@ -658,7 +642,7 @@ def denoised_policies(artifacts: Artifacts) -> SeedResult:
                 "Policies by KL",
                 "KL to SFT (nats)",
                 "wins minus losses against SFT",
-                {DENOISED_AT_KL[name].label: line for name, line in lines.items()},
+                {labels[name]: line for name, line in lines.items()},
                 kind="paths",
             )
         ],
@@ -706,11 +690,8 @@ def response_ratings(artifacts: Artifacts) -> SeedResult:
                 "Labels and reward models",
                 "labels",
                 "share of the clear pairs",
-                {
-                    column: [row[column] for row in table.values()]
-                    for column in ("training labels that are wrong", RIGHT)
-                },
-                ticks=list(table),
+                table,
+                ("training labels that are wrong", RIGHT),
             )
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
@@ -14,6 +14,11 @@ MAX_FIGURES = 4
 NO_WIDTH = 1e-12
 # The last row of a table.
 PRECISION = "half-width of a difference of two rows"
+
+
+Table = Mapping[str, Mapping[str, float]]
+# By position along x what is measured there: KL, nats, and what is gained, a point a setting.
+Line = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -27,19 +32,28 @@ class Plot:
     title: str
     x: str
     y: str
-    series: dict[str, tuple[list[float], list[float]]]
+    series: Mapping[str, Line]
     kind: Literal["lines", "bars", "points", "paths"] = "lines"
     note: str = ""
     ticks: tuple[str, ...] = ()
 
 
 def bar_plot(
-    title: str, x: str, y: str, series: Mapping[str, list[float]], ticks: Sequence[str]
+    title: str, x: str, y: str, table: Table, columns: Mapping[str, str] | Sequence[str]
 ) -> Plot:
-    """A group of bars a tick, one bar of each series in it."""
-    positions = [float(index) for index in range(len(ticks))]
-    bars = {name: (positions, values) for name, values in series.items()}
-    return Plot(title, x, y, bars, kind="bars", ticks=tuple(ticks))
+    """A group of bars a row of a table, in it a bar of each column; by their names in the plot."""
+    names = columns if isinstance(columns, Mapping) else {column: column for column in columns}
+    positions = [float(index) for index in range(len(table))]
+    bars = {
+        name: (positions, [row[column] for row in table.values()]) for name, column in names.items()
+    }
+    return Plot(title, x, y, bars, kind="bars", ticks=tuple(table))
+
+
+def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
+    """The line of one column of rows by another."""
+    points = [(row[x], row[y]) for row in rows]
+    return [at for at, _ in points], [value for _, value in points]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from itertools import count, takewhile
 from statistics import fmean
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.studies.frontier import Line, lead_at_equal_kl
+from trimtab.models.studies.frontier import lead_at_equal_kl
 from trimtab.models.studies.measures import (
+    KL,
     NET,
     answers,
     curve_of,
@@ -23,7 +24,7 @@ from trimtab.models.studies.measures import (
     outcome_plot,
 )
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, SeedResult
+from trimtab.models.studies.results import Line, Plot, SeedResult
 from trimtab.models.studies.variants import ROUND_ARMS
 
 MONITORS = ("score", "gold", "kl", "perplexity")
@@ -214,7 +215,7 @@ def figure_17(artifacts: Artifacts) -> SeedResult:
     lines: dict[str, Line] = {}
     for arm, label in labels.items():
         reached = [
-            (answers(artifacts, f"{arm}_{n}")["KL, nats"], outcome(artifacts, f"judge_{arm}_{n}"))
+            (answers(artifacts, f"{arm}_{n}")[KL], outcome(artifacts, f"judge_{arm}_{n}"))
             for n in numbers
         ]
         for n, (_, judged) in zip(numbers, reached, strict=True):
