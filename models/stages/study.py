@@ -22,7 +22,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
 )
 from trimtab.models.studies.page import render
 from trimtab.models.studies.plots import draw
-from trimtab.models.studies.registry import READERS
+from trimtab.models.studies.registry import READERS, exhibits_of
 from trimtab.models.studies.results import SeedResult, combine_seeds
 from trimtab.models.training.progress import write_json
 
@@ -32,8 +32,8 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: report.html (self-contained), scorecard.json (the result over seeds), plots/.
     """
-    reader = READERS[f"{config.paper}-{config.exhibit}"]
-    exhibit = reader.exhibit
+    (exhibit,) = exhibits_of(config.paper, config.exhibit)
+    reader = READERS[exhibit.slug]
     roles: dict[int, dict[str, Path]] = defaultdict(dict)
     for name, path in inputs.items():
         seed, _, role = name.partition(".")

@@ -73,13 +73,11 @@ ARMS = {
 
 @exhibit(
     "advantage-model",
-    "table-1",
-    shows="Accuracy and calibration error of reward model and Advantage Model",
     claim="The Advantage Model is as accurate and better calibrated",
     printed="accuracy 69.25 and 69.43, ECE 4.70 and 3.48 (HH); 74.75 and 75.28, 5.35 and 3.83",
 )
 def table_1(artifacts: Artifacts) -> SeedResult:
-    """Accuracy and calibration error."""
+    """Accuracy and calibration error of reward model and Advantage Model."""
     table = {}
     for name, role in MODELS.items():
         row = accuracies(artifacts, role)
@@ -100,13 +98,14 @@ def table_1(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
-    "figure-1",
-    shows="Reward scores by task, and wins on the forget set",
     claim="A reward model's scores differ between tasks; PPO on it loses what SFT was expert at",
     printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
 )
 def figure_1(artifacts: Artifacts) -> SeedResult:
-    """The reward model's mean score by task, and PPO on it on the forget set."""
+    """Reward scores by task, and wins on the forget set.
+
+    The reward model's mean score by task, and PPO on it on the forget set.
+    """
     names, mean, _ = _by_task(artifacts, "scorer_raw")
     judged = artifacts.document("judge_reward_model", "judgement.json")
     verdict = judged.get("forget_gold") or judged.get("forget_judge_score")
@@ -128,13 +127,13 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
 
 
 @exhibit(
-    "advantage-model",
-    "figure-2",
-    shows="Accuracy by score difference",
-    claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
+    "advantage-model", claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))"
 )
 def figure_2(artifacts: Artifacts) -> SeedResult:
-    """Accuracy by confidence, which is the sigmoid of the score difference."""
+    """Accuracy by score difference.
+
+    Accuracy by confidence, which is the sigmoid of the score difference.
+    """
     curves, errors = {}, {}
     for name, role in MODELS.items():
         gap = artifacts.labelled_gaps(role).gap
@@ -167,14 +166,12 @@ def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
     return middles, [share if number else middle for middle, share, number in found]
 
 
-@exhibit(
-    "advantage-model",
-    "figure-3",
-    shows="Scores of good and bad answers",
-    claim="The Advantage Model tells good from bad answers more distinctly",
-)
+@exhibit("advantage-model", claim="The Advantage Model tells good from bad answers more distinctly")
 def figure_3(artifacts: Artifacts) -> SeedResult:
-    """How well scores tell good from bad answers: each model's scores in units of their spread."""
+    """Scores of good and bad answers.
+
+    How well scores tell good from bad answers: each model's scores in units of their spread.
+    """
     table, plots = {}, []
     for name, role in MODELS.items():
         scores = artifacts.scores(role, "test")
@@ -205,12 +202,7 @@ def _shares(values: Tensor) -> tuple[list[float], list[float]]:
     return ((edges[1:] + edges[:-1]) / 2).tolist(), (100 * counts / counts.sum()).tolist()
 
 
-@exhibit(
-    "advantage-model",
-    "figure-4",
-    shows="Mean and deviation of scores by task",
-    claim="The Advantage Model's means differ far less between tasks",
-)
+@exhibit("advantage-model", claim="The Advantage Model's means differ far less between tasks")
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """Mean and deviation of scores by task."""
     means, deviations, table = {}, {}, {}
@@ -255,13 +247,10 @@ def _task_bars(title: str, names: list[str], series: dict[str, list[float]]) -> 
 
 
 @exhibit(
-    "advantage-model",
-    "figure-5",
-    shows="PPO by step on the main set, by what scores it",
-    claim="On the Advantage Model quality rises further and does not fall again",
+    "advantage-model", claim="On the Advantage Model quality rises further and does not fall again"
 )
 def figure_5(artifacts: Artifacts) -> SeedResult:
-    """PPO by step, by what scores it."""
+    """PPO by step on the main set, by what scores it."""
     curves = {words: curve_of(artifacts, name) for name, words in ARMS.items()}
     table = {}
     for name, words in ARMS.items():
@@ -284,13 +273,11 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
-    "table-2",
-    shows="Policies against SFT on the main and the forget set",
     claim="The Advantage Model loses less of the forget set, with rehearsal least",
     printed="main 12.72/12.62/74.66, 14.87/10.38/74.74, 15.78/9.77/74.45 (win, lose, tie)",
 )
 def table_2(artifacts: Artifacts) -> SeedResult:
-    """Against SFT on the main and the forget set."""
+    """Policies against SFT on the main and the forget set."""
     outcomes = {
         eval_set: {
             label: outcome(artifacts, f"judge_{name}", eval_set) for name, label in ARMS.items()
@@ -322,8 +309,6 @@ def table_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
-    "figure-6",
-    shows="The number of clusters of selective rehearsal",
     claim="The number of clusters hardly matters",
     printed="rewards vary by about .05",
 )
@@ -362,14 +347,14 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
-    "calibration",
-    shows="Calibration error by epochs on a thousand pairs, temperature scaling beside it",
     claim="Where a reward model is overconfident, the Advantage Model is better calibrated and no "
     "less accurate",
     printed="ECE 4.70 and 3.48 (HH), 5.35 and 3.83, of reward models of 7B after one epoch",
 )
 def calibration(artifacts: Artifacts) -> SeedResult:
-    """Both models after 1 to 8 epochs on the same few pairs, on the test pairs.
+    """Calibration error by epochs on a thousand pairs, temperature scaling beside it.
+
+    Both models after 1 to 8 epochs on the same few pairs, on the test pairs.
 
     The paper's reward models are overconfident after one epoch; as small as here they are after
     several. Controls: a reward model of one epoch, and one whose scores are divided by the
@@ -470,12 +455,12 @@ def likeliest_temperature(gap: Tensor) -> float:
 
 @exhibit(
     "advantage-model",
-    "rehearsal",
-    shows="What is lost of the forget set by KL, with rehearsal and without, over KL coefficients",
     claim="Rehearsal loses less of the forget set, at equal KL too, and selection is why",
 )
 def rehearsal(artifacts: Artifacts) -> SeedResult:
-    """PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without.
+    """What is lost of the forget set by KL, with rehearsal and without, over KL coefficients.
+
+    PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without.
 
     The forget set has eight task families of as many prompts each, so that a share lost is the
     mean over families. PPO trains on none of them: answers to its own prompts, which the paper
@@ -535,14 +520,15 @@ def _rehearsed(artifacts: Artifacts, name: str, policy: str) -> dict[str, float]
 
 @exhibit(
     "advantage-model",
-    "rehearsal-criteria",
-    shows="What is lost of the forget set when rehearsed examples are kept by other criteria",
     claim="Examples of the highest advantage score keep more than those of other criteria",
     printed="named as other criteria, not tried: entropy, response length",
 )
 def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
-    """PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
-    criterion keeps as many examples of the same clusters."""
+    """What is lost of the forget set when rehearsed examples are kept by other criteria.
+
+    PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
+    criterion keeps as many examples of the same clusters.
+    """
     labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
     table = {
         label: {
@@ -577,13 +563,13 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
-    "importance-weights",
-    shows="Calibration on pairs of two policies, with importance weights and without",
     claim="Importance weights make the Advantage Model better calibrated on pairs that several "
     "policies wrote",
 )
 def importance_weights(artifacts: Artifacts) -> SeedResult:
-    """Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi.
+    """Calibration on pairs of two policies, with importance weights and without.
+
+    Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi.
 
     Without weights the ratios are 1 and the scale of scores, (N - K) / N, is the same.
     """

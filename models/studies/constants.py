@@ -94,4 +94,4 @@ def read_sweep(constant: str, artifacts: Artifacts) -> SeedResult:
 
 
 for declared in exhibits_of("constants", "all"):
-    READERS[declared.slug] = Reader(declared, partial(read_sweep, declared.name), None)
+    READERS[declared.slug] = Reader(partial(read_sweep, declared.name))

@@ -52,15 +52,16 @@ def gains_most(results: Sequence[SeedResult]) -> str:
 
 @exhibit(
     "methods",
-    "frontier",
-    shows="Gold score over SFT's by KL to SFT, each method at several strengths",
     claim="At equal KL DPO gains more than every other method",
     printed="[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers "
     "printed",
     remark=gains_most,
 )
 def frontier(artifacts: Artifacts) -> SeedResult:
-    """A row a setting; whether DPO gains more than each other method at equal KL."""
+    """Gold score over SFT's by KL to SFT, each method at several strengths.
+
+    A row a setting; whether DPO gains more than each other method at equal KL.
+    """
     start = _by_set(artifacts, "eval_sft")
     measure = next(key for key in MEASURES if key in start["main"][0])
     gain = f"{MEASURES[measure]} over SFT"
@@ -104,14 +105,14 @@ def frontier(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "methods",
-    "temperature",
-    shows="Wins against SFT by the temperature at which a policy answers",
     claim="DPO's best temperature is no worse than PPO's or best of n's, and DPO suffers less from "
     "other temperatures than PPO",
     printed="[DPO] figure 2, on summaries: DPO 61 % at temperature 0, PPO 57 % at best",
 )
 def temperature(artifacts: Artifacts) -> SeedResult:
-    """A row a policy and temperature, against SFT's answers at the recipe's temperature.
+    """Wins against SFT by the temperature at which a policy answers.
+
+    A row a policy and temperature, against SFT's answers at the recipe's temperature.
 
     A policy's fall with temperature is that of its lead over SFT's answers at the same one.
     """

@@ -30,13 +30,14 @@ WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label,
 
 @exhibit(
     "human-votes",
-    "votes",
-    shows="Strength and the margin of people's votes, by the ensemble's size and way of voting",
     claim="The strength that an ensemble finds follows how clearly people vote",
     printed="",
 )
 def votes(artifacts: Artifacts) -> SeedResult:
-    """Rank correlation of strength with the votes' margin, and agreement by strength."""
+    """Strength and the margin of people's votes, by the ensemble's size and way of voting.
+
+    Rank correlation of strength with the votes' margin, and agreement by strength.
+    """
     table = {
         f"{MODES[mode]}, M = {size}": _agreement(artifacts, f"strength_{mode}_{size}", mode)
         for mode, size in _ensembles(artifacts)
@@ -73,14 +74,15 @@ def _agreement(artifacts: Artifacts, role: str, mode: str) -> dict[str, float]:
 
 @exhibit(
     "human-votes",
-    "planted-flips",
-    shows="Clear labels of which a tenth to four tenths were turned round, by what finds them",
     claim="Strength finds the labels that were turned round better than length and models on "
     "vectors of the answers do, and cross-fitted better than in-sample",
     printed="",
 )
 def planted_flips(artifacts: Artifacts) -> SeedResult:
-    """How well strength, embedding models and length find clear labels that were turned round."""
+    """Clear labels of which a tenth to four tenths were turned round, by what finds them.
+
+    How well strength, embedding models and length find clear labels that were turned round.
+    """
     table: dict[str, dict[str, float]] = {}
     curves: dict[str, list[float]] = {}
     for share in FLIP_SHARES:

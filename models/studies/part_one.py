@@ -50,13 +50,14 @@ NUM_BINS = 24
 
 @exhibit(
     "part-1",
-    "figure-3",
-    shows="Reward models of few steps and of all: accuracy, and policies of PPO-max on them",
     claim="A reward model of few steps is nearly as accurate, and PPO on it comes out worse",
     printed="after 200 steps accuracy is good, and PPO on that model fails; no numbers printed",
 )
 def figure_3(artifacts: Artifacts) -> SeedResult:
-    """One pass over the first pairs in place of the first steps of a pass over all of them."""
+    """Reward models of few steps and of all: accuracy, and policies of PPO-max on them.
+
+    One pass over the first pairs in place of the first steps of a pass over all of them.
+    """
     table = {
         variant.label: {
             **accuracies(artifacts, f"scorer_{name}"),
@@ -89,13 +90,11 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "figure-4",
-    shows="Vanilla PPO: score, perplexity, KL and length by step",
     claim="The score rises while quality does not; collapse shows in KL, perplexity and length",
     printed="no numbers printed; the collapsed model answers longer, at lower perplexity",
 )
 def figure_4(artifacts: Artifacts) -> SeedResult:
-    """Vanilla PPO by step."""
+    """Vanilla PPO: score, perplexity, KL and length by step."""
     curves = {"vanilla PPO": curve_of(artifacts, "vanilla")}
     row = curves_table(curves)["vanilla PPO"]
     judged = outcome(artifacts, "judge_vanilla")
@@ -114,13 +113,11 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "figure-6",
-    shows="Score reparameterisation: scaling, normalisation and clipping of rewards and advantages",
     claim="Normalised and clipped scores hold the policy nearer to its start than raw ones",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
 def figure_6(artifacts: Artifacts) -> SeedResult:
-    """Score reparameterisation."""
+    """Score reparameterisation: scaling, normalisation and clipping of rewards and advantages."""
     curves = curves_of(artifacts, SCORES)
     table = _with_outcomes(artifacts, SCORES, curves)
     raw = table["raw scores"]
@@ -141,14 +138,11 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "figure-7",
-    shows="Policy constraints: KL penalty, importance sampling against the reference, entropy "
-    "bonus",
     claim="The token KL penalty is what keeps training stable; an entropy bonus adds nothing to it",
     printed="no numbers printed; KL coefficients .05, .1 and .2",
 )
 def figure_7(artifacts: Artifacts) -> SeedResult:
-    """Policy constraints."""
+    """Policy constraints: KL penalty, importance sampling against the reference, entropy bonus."""
     curves = curves_of(artifacts, CONSTRAINTS)
     table = _with_outcomes(artifacts, CONSTRAINTS, curves)
     free, bound = (
@@ -175,14 +169,9 @@ def figure_7(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit(
-    "part-1",
-    "figure-8",
-    shows="Initialisation of critic and policy",
-    claim="The critic's start matters early only; a policy without SFT fails",
-)
+@exhibit("part-1", claim="The critic's start matters early only; a policy without SFT fails")
 def figure_8(artifacts: Artifacts) -> SeedResult:
-    """Where critic and policy start from."""
+    """Initialisation of critic and policy."""
     curves = curves_of(artifacts, STARTS)
     table = _with_outcomes(artifacts, STARTS, curves)
     *critics, without_sft = (table[each.label][NET] for each in STARTS.values())
@@ -199,10 +188,7 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
 
 
 @exhibit(
-    "part-1",
-    "figure-9",
-    shows="PPO-max by step",
-    claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it",
+    "part-1", claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it"
 )
 def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO-max by step."""
@@ -222,14 +208,15 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "score-distributions",
-    shows="Appendix A: how a reward model's scores of answers lie before and after PPO",
     claim="PPO-max moves scores within the range of SFT's answers, vanilla PPO beyond it",
     printed="no numbers printed; long tails in a run that fails",
 )
 def score_distributions(artifacts: Artifacts) -> SeedResult:
-    """Scores of the answers to the main prompts, by the reward model that PPO is trained on, less
-    the mean of SFT's in the prompt's category: categories differ as much as answers do."""
+    """Appendix A: how a reward model's scores of answers lie before and after PPO.
+
+    Scores of the answers to the main prompts, by the reward model that PPO is trained on, less
+    the mean of SFT's in the prompt's category: categories differ as much as answers do.
+    """
     rows = {
         name: [
             row for row in artifacts.rows(f"eval_{name}", "responses.jsonl") if row["set"] == "main"
@@ -281,13 +268,14 @@ def score_distributions(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "joint-clips",
-    shows="Appendix B.1: rewards clipped, with advantages clipped beside them and without",
     claim="Clipped advantages beside clipped rewards hold the policy nearer, and gain nothing",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
 def joint_clips(artifacts: Artifacts) -> SeedResult:
-    """Normalised rewards at two clips, each with normalised advantages at two clips and none."""
+    """Appendix B.1: rewards clipped, with advantages clipped beside them and without.
+
+    Normalised rewards at two clips, each with normalised advantages at two clips and none.
+    """
     variants = {joint_clip_name(*clips): each for clips, each in JOINT_CLIPS.items()}
     curves = curves_of(artifacts, variants)
     table = _with_outcomes(artifacts, variants, curves)
@@ -309,14 +297,13 @@ def joint_clips(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
-    "alignment-tax",
-    shows="Section 6.4: what PPO loses of what SFT could do, with the pre-training loss and "
-    "without",
     claim="PPO loses abilities, and the pre-training loss keeps them at no cost in alignment",
     printed="on C-Eval PPO is below SFT, and PPO with the pre-training loss near it",
 )
 def alignment_tax(artifacts: Artifacts) -> SeedResult:
-    """Shares lost of the forget set, eight task families that PPO's prompts have none of.
+    """Section 6.4: what PPO loses of what SFT could do, with the pre-training loss and without.
+
+    Shares lost of the forget set, eight task families that PPO's prompts have none of.
 
     In place of pre-training data: the demonstrations, which show those tasks. Families are of one
     size, so that a share is the mean over them. The loss on demonstrations holds a policy near SFT

@@ -60,13 +60,14 @@ RowsByStep = dict[int, list[Row]]
 
 @exhibit(
     "part-2",
-    "figure-1",
-    shows="Mean and deviation of the preference strength, M reward models",
     claim="Many strengths are near 0, and about a quarter below; deviations have a long tail",
     printed="25 % of pairs below 0",
 )
 def figure_1(artifacts: Artifacts) -> SeedResult:
-    """How strength and its deviation are distributed over the training pairs."""
+    """Mean and deviation of the preference strength, M reward models.
+
+    How strength and its deviation are distributed over the training pairs.
+    """
     rows = strength_rows(artifacts, "strength")
     mean, std = (
         torch.tensor([row[name] for row in rows], dtype=torch.float64)
@@ -112,14 +113,9 @@ def _histogram(title: str, name: str, values: torch.Tensor, what: str) -> Plot:
     )
 
 
-@exhibit(
-    "part-2",
-    "figure-2",
-    shows="Deviation over mean strength, twenty groups",
-    claim="The deviation is U-shaped over the mean",
-)
+@exhibit("part-2", claim="The deviation is U-shaped over the mean")
 def figure_2(artifacts: Artifacts) -> SeedResult:
-    """Deviation between members in twenty groups of rising strength."""
+    """Deviation over mean strength, twenty groups."""
     groups = strength_groups(strength_rows(artifacts, "strength"))
     std = [float(group["std"]) for group in groups]
     lowest = min(std)
@@ -149,13 +145,13 @@ def figure_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "figure-3",
-    shows="Agreement of labels with a judge by strength",
     claim="The stronger the preference, the more often a judge agrees with its label",
     printed=".164 (weakest), .544 (near 0), .956 (strongest)",
 )
 def figure_3(artifacts: Artifacts) -> SeedResult:
-    """How often gold, in place of the paper's GPT-4, agrees with labels of rising strength.
+    """Agreement of labels with a judge by strength.
+
+    How often gold, in place of the paper's GPT-4, agrees with labels of rising strength.
 
     On pairs that no member was trained on. Raises ReportInputError without gold.
     """
@@ -207,8 +203,6 @@ def _agreement(artifacts: Artifacts, rows: Sequence[Row]) -> float:
 
 @exhibit(
     "part-2",
-    "figure-4",
-    shows="A reward model of each tenth of the pairs by strength",
     claim="The weakest fifth teaches worse than chance, the next fifth about chance; the "
     "strongest tenth is not the best",
     printed="below .5 for tenths 1 and 2, about .5 for 3 and 4",
@@ -241,14 +235,9 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit(
-    "part-2",
-    "figure-5",
-    shows="Reward models of the two weakest tenths, labels as given and flipped",
-    claim="Flipped labels of the weakest tenths teach better than the given ones",
-)
+@exhibit("part-2", claim="Flipped labels of the weakest tenths teach better than the given ones")
 def figure_5(artifacts: Artifacts) -> SeedResult:
-    """The two weakest tenths, labels as given and flipped."""
+    """Reward models of the two weakest tenths, labels as given and flipped."""
     table = {}
     for number in (1, 2):
         table[f"tenth {number}, as given"] = accuracies(artifacts, f"scorer_tenth_{number}")
@@ -265,14 +254,9 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
     return SeedResult(table, checks, [_bars("The weakest labels, as given and flipped", table)])
 
 
-@exhibit(
-    "part-2",
-    "figure-6",
-    shows="Margin, soft labels and both, on the strongest tenth",
-    claim="Soft labels with margin are best there, margin alone helps little",
-)
+@exhibit("part-2", claim="Soft labels with margin are best there, margin alone helps little")
 def figure_6(artifacts: Artifacts) -> SeedResult:
-    """Margin and soft labels on the strongest tenth."""
+    """Margin, soft labels and both, on the strongest tenth."""
     table = {
         each.label: accuracies(artifacts, f"scorer_{name}")
         for name, each in STRONGEST_TENTH.items()
@@ -291,14 +275,9 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit(
-    "part-2",
-    "figure-7",
-    shows="Adaptive margin on all pairs",
-    claim="A margin for all pairs makes the reward model more accurate",
-)
+@exhibit("part-2", claim="A margin for all pairs makes the reward model more accurate")
 def figure_7(artifacts: Artifacts) -> SeedResult:
-    """A margin for all pairs."""
+    """Adaptive margin on all pairs."""
     table = {name: accuracies(artifacts, f"scorer_{name}") for name in ("baseline", "margin")}
     margin, baseline = (accuracy_of(table[name]) for name in ("margin", "baseline"))
     return SeedResult(
@@ -315,13 +294,13 @@ def _bars(title: str, table: Table) -> Plot:
 
 @exhibit(
     "part-2",
-    "figure-8",
-    shows="Five ways to train a reward model, three validation sets, by step",
     claim="Denoised labels are more accurate on the judge's labels, and overfit the given ones "
     "less",
 )
 def figure_8(artifacts: Artifacts) -> SeedResult:
-    """Five ways to train, several epochs, on the validation pairs by step.
+    """Five ways to train a reward model, three validation sets, by step.
+
+    Five ways to train, several epochs, on the validation pairs by step.
 
     Three sets of labels: as given, the judge's or gold's, and the pairs on which both agree; the
     first alone where nobody else labelled the pairs. What is overfitted is the best accuracy on the
@@ -423,10 +402,7 @@ def _share(flags: Iterable[bool]) -> float:
 
 
 @exhibit(
-    "part-2",
-    "figure-9",
-    shows="PPO without KL penalty on the five reward models",
-    claim="On denoised reward models KL grows evenly and perplexity hardly fluctuates",
+    "part-2", claim="On denoised reward models KL grows evenly and perplexity hardly fluctuates"
 )
 def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on the five reward models."""
@@ -450,25 +426,20 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "figure-10",
-    shows="The five policies of figure 9 against SFT and against the baseline's",
     claim="Policies of the four methods beat the baseline's",
     printed="no numbers in the text",
 )
 def figure_10(artifacts: Artifacts) -> SeedResult:
-    """The five policies against SFT and against the baseline's."""
+    """The five policies of figure 9 against SFT and against the baseline's."""
     words = "all four methods' policies beat the baseline's"
     return _policies_of(artifacts, TREATMENTS, "baseline", words)
 
 
-@exhibit(
-    "part-2",
-    "figure-11",
-    shows="t-SNE of chosen and rejected features, with and without SimCSE",
-    claim="With SimCSE the features of chosen and rejected answers overlap less",
-)
+@exhibit("part-2", claim="With SimCSE the features of chosen and rejected answers overlap less")
 def figure_11(artifacts: Artifacts) -> SeedResult:
-    """Features of better and worse test answers, by the weight of SimCSE, at one dropout.
+    """t-SNE of chosen and rejected features, with and without SimCSE.
+
+    Features of better and worse test answers, by the weight of SimCSE, at one dropout.
 
     By right labels where they are known. Overlap is how well neighbours mix: of each answer's 15
     nearest in feature space, the share of the other label over what chance gives; 1 is complete
@@ -535,12 +506,7 @@ def _plane(artifacts: Artifacts, role: str, words: str) -> Plot:
     )
 
 
-@exhibit(
-    "part-2",
-    "figure-12",
-    shows="PPO without KL penalty on contrastive reward models",
-    claim="Return and reward are more stable on contrastive reward models",
-)
+@exhibit("part-2", claim="Return and reward are more stable on contrastive reward models")
 def figure_12(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on contrastive reward models."""
     curves = curves_of(artifacts, WITH_DROPOUT, "free_")
@@ -560,13 +526,11 @@ def figure_12(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "figure-13",
-    shows="The policies of figure 12 against SFT and against the baseline's",
     claim="Contrastive reward models give slightly better policies, SimCSE on pairs the best",
     printed="no numbers in the text",
 )
 def figure_13(artifacts: Artifacts) -> SeedResult:
-    """The contrastive policies against SFT and against the baseline's."""
+    """The policies of figure 12 against SFT and against the baseline's."""
     words = "most contrastive policies beat the baseline's"
     result = _policies_of(artifacts, WITH_DROPOUT, "dropout", words)
     nets = {
@@ -610,13 +574,14 @@ def _policies_of(
 
 @exhibit(
     "part-2",
-    "denoised-policies",
-    shows="Policies by KL, on reward models that learned few and hard labels by heart",
     claim="At equal KL the policy of denoised labels is better than that of the given ones",
 )
 def denoised_policies(artifacts: Artifacts) -> SeedResult:
-    """PPO-max on reward models of four epochs on a thousand pairs, whose harder labels are wrong
-    more often: labels as given, flipped, and flipped and smoothed, at several KL coefficients."""
+    """Policies by KL, on reward models that learned few and hard labels by heart.
+
+    PPO-max on reward models of four epochs on a thousand pairs, whose harder labels are wrong
+    more often: labels as given, flipped, and flipped and smoothed, at several KL coefficients.
+    """
     labels = {name: variant.label for name, variant in DENOISED_AT_KL.items()}
 
     def read(name: str, policy: str) -> dict[str, float]:
@@ -651,13 +616,13 @@ def denoised_policies(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "response-ratings",
-    shows="Not in the paper: reward models on labels from ratings of a prompt's responses",
     claim="Ratings from the pairs of a prompt's responses are better labels than the pairs",
     printed="no numbers printed; rankings of four to nine answers become ratings, as Elo's",
 )
 def response_ratings(artifacts: Artifacts) -> SeedResult:
-    """A fifth of the clear labels is wrong, each by itself, so that they contradict each other.
+    """Not in the paper: reward models on labels from ratings of a prompt's responses.
+
+    A fifth of the clear labels is wrong, each by itself, so that they contradict each other.
 
     Near-ties are hardly compared, so that a prompt's pairs are fewer than its responses allow, and
     a label that no chain of others contradicts stays as it is.

@@ -4,11 +4,11 @@
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 [RLAIF] RLAIF vs. RLHF, arXiv 2309.00267. [DPO] Direct Preference Optimization, arXiv 2305.18290.
 
-The decorator, or a swept constant's row in CONSTANTS, is the one place that declares an exhibit.
-The stage `study` imports the functions and takes them from READERS. Flows need every name and claim
-beforehand, for Prefect's form and the command line, and load no torch, which all these modules do
-(`reporting.kit.artifacts` holds tensors). EXHIBITS are therefore read from the source of the
-decorators, as the code's version is read from its import statements: a declaration in a module
+The decorated function, or a swept constant's row in CONSTANTS, is the one place that declares an
+exhibit. The stage `study` imports the functions and takes them from READERS. Flows need every name
+and claim beforehand, for Prefect's form and the command line, and load no torch, which all these
+modules do (`reporting.kit.artifacts` holds tensors). EXHIBITS are therefore read from the source of
+the functions, as the code's version is read from its import statements: a declaration in a module
 without torch would be a second list beside the functions, to be kept in step by hand.
 """
 
@@ -63,57 +63,50 @@ class Exhibit:
 class Reader:
     """The function from one seed's `Artifacts` to its result; what is said of all seeds beside."""
 
-    exhibit: Exhibit
     read: Callable[[Any], SeedResult]
-    remark: Remark | None
+    remark: Remark | None = None
 
 
-# By slug, those of the modules imported so far.
+# By the exhibit's slug, those of the modules imported so far.
 READERS: dict[str, Reader] = {}
 
 
-def exhibit(
-    paper: str,
-    name: str,
-    *,
-    shows: str,
-    claim: str,
-    printed: str = "no numbers printed",
-    remark: Remark | None = None,
-) -> Callable[[ReadT], ReadT]:
-    """Declare that the decorated function reads this exhibit.
+def exhibit(paper: str, *, remark: Remark | None = None, **_said: str) -> Callable[[ReadT], ReadT]:
+    """Declare that the decorated function reads an exhibit of a paper.
 
-    Arguments but `remark` are literals, or names of strings in the same module.
+    The exhibit is called as the function is, and shows what the first paragraph of the docstring
+    says. The other arguments, all of them literals, are `claim` and, unless it is no number,
+    `printed` of `Exhibit`.
     """
-    declared = Exhibit(paper, name, shows, claim, printed)
 
     def register(read: ReadT) -> ReadT:
-        READERS[declared.slug] = Reader(declared, read, remark)
+        READERS[f"{paper}-{_dashed(read.__name__)}"] = Reader(read, remark)
         return read
 
     return register
 
 
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def _declared(source: str) -> Iterator[Exhibit]:
-    """The exhibits that a module's decorators declare, in order."""
-    body = ast.parse(source).body
-    texts = {
-        target.id: node.value
-        for node in body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-    def value(node: ast.expr) -> str:
-        return str(ast.literal_eval(texts[node.id] if isinstance(node, ast.Name) else node))
-
-    for function in body:
-        for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == exhibit.__name__:
-                named = {each.arg: each.value for each in call.keywords if each.arg != "remark"}
-                fields = {str(name): value(node) for name, node in named.items()}
-                yield Exhibit(*map(value, call.args), **fields)
+    """The exhibits that a module's functions read, in order."""
+    functions = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    for function, call in ((each, call) for each in functions for call in each.decorator_list):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == exhibit.__name__:
+            shows, *_ = (ast.get_docstring(function) or "").split("\n\n")
+            said = {
+                str(each.arg): ast.literal_eval(each.value)
+                for each in call.keywords
+                if each.arg != "remark"
+            }
+            yield Exhibit(
+                ast.literal_eval(call.args[0]),
+                _dashed(function.name),
+                shows.replace("\n", " ").removesuffix("."),
+                **said,
+            )
 
 
 AS_GOOD_AS_ANY = "The recipe's value is as good as any, on validation data"

@@ -21,15 +21,16 @@ GOOD = 0.8  # a judge as good as the annotators of the synthetic world
 
 @exhibit(
     "rlaif",
-    "alignment",
-    shows="Wins against SFT by the judge's alignment, distilled and direct",
     claim="The better a judge agrees with the truth, the better the policy, and one that is "
     "right four times in five beats SFT",
     printed="no such curve; distilled, 71 % wins against SFT on summaries and 63 % in helpful "
     "dialogue",
 )
 def alignment(artifacts: Artifacts) -> SeedResult:
-    """A row a judge and way of using it, and one of people's labels."""
+    """Wins against SFT by the judge's alignment, distilled and direct.
+
+    A row a judge and way of using it, and one of people's labels.
+    """
     accuracies = sorted(
         float(role.removeprefix("judged_"))
         for role in artifacts.inputs
@@ -70,15 +71,15 @@ def alignment(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "rlaif",
-    "feedback",
-    shows="People's labels, and a judge as often right on clear pairs: distilled and direct, by "
-    "head-to-head wins",
     claim="AI feedback whose errors are independent is as good as people's, and direct better than "
     "distilled",
     printed="RLAIF against RLHF 50 % (summaries), 52 % (helpful); direct against distilled 60 %",
 )
 def feedback(artifacts: Artifacts) -> SeedResult:
-    """Policies of three kinds of feedback, each against SFT and against each other.
+    """People's labels, and a judge as often right on clear pairs: distilled and direct, by
+    head-to-head wins.
+
+    Policies of three kinds of feedback, each against SFT and against each other.
 
     The judge's errors are independent noise on gold, which measures the policies too: a direct
     judge has no fault that a policy could learn to use. A judge's labels are soft; people's are

@@ -32,13 +32,14 @@ MONITORS = ("score", "gold", "kl", "perplexity")
 
 @exhibit(
     "part-2",
-    "table-2",
-    shows="MetaRM rounds against SFT",
     claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
 )
 def table_2(artifacts: Artifacts) -> SeedResult:
-    """Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is."""
+    """MetaRM rounds against SFT.
+
+    Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is.
+    """
     rounds = {name: _rounds(artifacts, name) for name in ROUND_ARMS}
     nets = {name: [outcome(artifacts, role)[NET] for role in rounds[name]] for name in rounds}
     table = {
@@ -70,13 +71,13 @@ def table_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "table-3",
-    shows="The best MetaRM round against SFT and against vanilla PPO",
     claim="The best round beats SFT, and vanilla PPO too",
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
 )
 def table_3(artifacts: Artifacts) -> SeedResult:
-    """The best round against SFT, and against PPO-max on the reward model of as many steps.
+    """The best MetaRM round against SFT and against vanilla PPO.
+
+    The best round against SFT, and against PPO-max on the reward model of as many steps.
 
     The best is chosen on the validation prompts, by annotators or held-out reward models.
     """
@@ -88,13 +89,14 @@ def table_3(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
-    "figure-15",
-    shows="The same on a task family that the reward model never saw",
     claim="Out of distribution the method still beats both, by less",
     printed="no numbers in the text",
 )
 def figure_15(artifacts: Artifacts) -> SeedResult:
-    """Rounds on unlabelled prompts of a family that no pair is of, MetaRM's answers among them."""
+    """The same on a task family that the reward model never saw.
+
+    Rounds on unlabelled prompts of a family that no pair is of, MetaRM's answers among them.
+    """
     rounds = _rounds(artifacts, "adapted_meta")
     role = f"versus_adapted_{{}}_{len(rounds)}"
     result = _against_rivals(artifacts, rounds[-1], role, "held_out")
@@ -134,12 +136,12 @@ def _rounds(artifacts: Artifacts, arm: str) -> list[str]:
 
 @exhibit(
     "part-2",
-    "figure-16",
-    shows="Score differences between answers to one prompt, before and after MetaRM",
     claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
 )
 def figure_16(artifacts: Artifacts) -> SeedResult:
-    """Score differences between answers to one prompt outside the meta set, in the first round.
+    """Score differences between answers to one prompt, before and after MetaRM.
+
+    Score differences between answers to one prompt outside the meta set, in the first round.
 
     All arms start from one reward model and SFT's answers. eta 0 is as much training without the
     ascent.
@@ -189,12 +191,12 @@ def _shares(values: list[float], widest: float) -> tuple[list[float], list[float
 
 @exhibit(
     "part-2",
-    "figure-17",
-    shows="Training curves of the rounds and of vanilla PPO",
     claim="In each round the score rises; with a dynamic KL penalty quality is better at equal KL",
 )
 def figure_17(artifacts: Artifacts) -> SeedResult:
-    """Training curves of MetaRM's rounds, at a fixed KL coefficient and at one that is steered to a
+    """Training curves of the rounds and of vanilla PPO.
+
+    Training curves of MetaRM's rounds, at a fixed KL coefficient and at one that is steered to a
     KL, and of PPO-max on the reward model in as many steps.
 
     At equal KL: wins less losses by KL, a point a round.
