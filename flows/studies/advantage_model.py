@@ -13,11 +13,11 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_scorer,
     at_kl,
-    require_world,
+    ppo_without_rehearsal,
     submit_advantage_model,
     with_changes,
 )
-from trimtab.models.config.policy import PPOConfig, RehearsalConfig
+from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.specs import ADVANTAGE_MODEL, COMPARISONS, REHEARSAL, REWARD_MODEL
 from trimtab.models.studies.variants import (
     CRITERIA,
@@ -39,15 +39,15 @@ def scorers(run: Run) -> None:
 def forgetting(run: Run) -> None:
     """The reward model, and PPO on it."""
     add_scorer(run, "raw")
-    add_policy(run, "reward_model", _without_rehearsal(run), "scorer_raw")
+    add_policy(run, "reward_model", ppo_without_rehearsal(run), "scorer_raw")
 
 
 @arms("advantage-model", "table-2", "figure-5")
 def policies(run: Run) -> None:
     """Four policies."""
     scorers(run)
-    plain = _without_rehearsal(run)
-    raw = with_changes(plain, {"score_treatment": "raw", "score_clip": None})
+    plain = ppo_without_rehearsal(run)
+    raw = ppo_without_rehearsal(run, {"score_treatment": "raw", "score_clip": None})
     add_policy(run, "raw_scores_rm", raw, "scorer_raw")
     add_policy(run, "reward_model", plain, "scorer_raw")
     add_policy(run, "advantage_model", plain, "advantage_raw")
@@ -83,10 +83,10 @@ def rehearsal_by_kl(run: Run) -> None:
         if name != "without":
             add_rehearsal(run, name, with_changes(own, changes))
         for coef in REHEARSAL_KL_COEFS:
-            ppo = at_kl(run.config.ppo, coef)
             if name == "without":
-                ppo = with_changes(ppo, {"rehearsal_coef": 0.0})
-            rehearsed = None if name == "without" else f"rehearsal_{name}"
+                ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
+            else:
+                ppo, rehearsed = at_kl(run.config.ppo, coef), f"rehearsal_{name}"
             add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
 
 
@@ -96,18 +96,17 @@ def criteria(run: Run) -> None:
     scorers(run)
     own = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
     ppo = at_kl(run.config.ppo, 0.0)
-    add_policy(run, "without_0", with_changes(ppo, {"rehearsal_coef": 0.0}), "advantage_raw")
+    add_policy(run, "without_0", ppo_without_rehearsal(run, kl_coef=0.0), "advantage_raw")
     for name, variant in CRITERIA.items():
         add_rehearsal(run, name, with_changes(own, variant.changes))
         add_policy(run, f"{name}_0", ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 
-@arms("advantage-model", "importance-weights")
+@arms("advantage-model", "importance-weights", in_world=True)
 def two_behaviour_policies(run: Run) -> None:
     """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
-    require_world(run, "advantage-model-importance-weights")
     add_scorer(run, "raw")
-    add_policy(run, "first", _without_rehearsal(run), "scorer_raw")
+    add_policy(run, "first", ppo_without_rehearsal(run), "scorer_raw")
     both = [run["sft"], run["policy_first"]]
     # At the temperature that likelihoods are taken at: ratios are of who wrote the answers.
     asked = with_changes(run.config.comparisons, {"temperature": 1.0, "expert_temperature": 1.0})
@@ -156,7 +155,3 @@ def _at_random(rehearsal: RehearsalConfig) -> dict[str, Any]:
     """Changes to one cluster of as many examples as are kept: none is selected."""
     kept = rehearsal.num_clusters * rehearsal.per_cluster
     return {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
-
-
-def _without_rehearsal(run: Run) -> PPOConfig:
-    return with_changes(run.config.ppo, {"rehearsal_coef": 0.0})

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from trimtab.flows.config import vanilla
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
-    AS_GIVEN,
     add_policy,
     add_scorer,
-    at_kl,
-    require_world,
+    add_scorers,
+    ppo_without_rehearsal,
     with_changes,
 )
 from trimtab.models.specs import SFT
@@ -25,27 +25,35 @@ from trimtab.models.studies.variants import (
     SCORES,
     STARTS,
     Variant,
-    joint_clip_name,
 )
 from trimtab.tasks.resources import ALL_CORES
 
-
-@arms("part-1", "figure-4")
-def vanilla_ppo(run: Run) -> None:
-    """Vanilla PPO on raw scores."""
-    _vanilla(run, {"vanilla": SCORES["vanilla"]})
+VANILLA = {"vanilla": SCORES["vanilla"]}
 
 
-@arms("part-1", "figure-6")
-def scores(run: Run) -> None:
-    """Vanilla PPO with scores or advantages normalised and clipped."""
-    _vanilla(run, SCORES)
+def vanilla_ppo(variants: Mapping[str, Variant], run: Run) -> None:
+    """Vanilla PPO on raw scores, with what variants change of it."""
+    add_scorer(run, "raw")
+    for name, variant in variants.items():
+        add_policy(run, name, with_changes(vanilla(run.config.ppo), variant.changes), "scorer_raw")
 
 
-@arms("part-1", "figure-7")
-def constraints(run: Run) -> None:
-    """Vanilla PPO with constraints on the policy."""
-    _vanilla(run, CONSTRAINTS)
+for exhibit, variants in (
+    ("figure-4", VANILLA),
+    ("figure-6", SCORES),
+    ("figure-7", CONSTRAINTS),
+    ("joint-clips", JOINT_CLIPS),
+):
+    arms("part-1", exhibit)(partial(vanilla_ppo, variants))
+
+
+@arms("part-1", "figure-3", in_world=True)
+def early_reward_models(run: Run) -> None:
+    """PPO-max on reward models of few pairs and of all."""
+    add_scorer(run, "raw")
+    add_scorers(EARLY, run)
+    for name in EARLY:
+        add_policy(run, name, ppo_without_rehearsal(run), f"scorer_{name}")
 
 
 @arms("part-1", "figure-8")
@@ -59,34 +67,24 @@ def starts(run: Run) -> None:
         label="no SFT",
         resources=ALL_CORES,
     )
-    plain = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
     for name, variant in STARTS.items():
         start = "untrained" if name == "without_sft" else "sft"
-        add_policy(run, name, with_changes(plain, variant.changes), "scorer_raw", start=start)
+        ppo = ppo_without_rehearsal(run, variant.changes)
+        add_policy(run, name, ppo, "scorer_raw", start=start)
 
 
-@arms("part-1", "figure-3")
-def early_reward_models(run: Run) -> None:
-    """PPO-max on reward models of few pairs and of all."""
-    require_world(run, "part-1-figure-3")
+@arms("part-1", "figure-9")
+def ppo_max(run: Run) -> None:
+    """PPO-max on the reward model, without rehearsal."""
     add_scorer(run, "raw")
-    plain = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
-    for name, variant in EARLY.items():
-        add_scorer(run, name, with_changes(AS_GIVEN, variant.changes))
-        add_policy(run, name, plain, f"scorer_{name}")
+    add_policy(run, "ppo_max_rm", ppo_without_rehearsal(run), "scorer_raw")
 
 
 @arms("part-1", "score-distributions")
 def scored_answers(run: Run) -> None:
     """SFT, PPO-max and vanilla PPO, all measured by the reward model they are trained on."""
-    _vanilla(run, {"vanilla": SCORES["vanilla"]})
+    vanilla_ppo(VANILLA, run)
     ppo_max(run)
-
-
-@arms("part-1", "joint-clips")
-def joint_clips(run: Run) -> None:
-    """Vanilla PPO with rewards clipped, and advantages beside them."""
-    _vanilla(run, {joint_clip_name(*clips): each for clips, each in JOINT_CLIPS.items()})
 
 
 @arms("part-1", "alignment-tax")
@@ -95,21 +93,5 @@ def alignment_tax(run: Run) -> None:
     add_scorer(run, "raw")
     for kl_coef in PTX_KL_COEFS:
         for ptx_coef in PTX_COEFS:
-            changes = {"rehearsal_coef": 0.0, "ptx_coef": ptx_coef}
-            ppo = with_changes(at_kl(run.config.ppo, kl_coef), changes)
+            ppo = ppo_without_rehearsal(run, {"ptx_coef": ptx_coef}, kl_coef)
             add_policy(run, f"ptx_{ptx_coef:g}_{kl_coef:g}", ppo, "scorer_raw")
-
-
-@arms("part-1", "figure-9")
-def ppo_max(run: Run) -> None:
-    """PPO-max on the reward model, without rehearsal."""
-    add_scorer(run, "raw")
-    add_policy(
-        run, "ppo_max_rm", with_changes(run.config.ppo, {"rehearsal_coef": 0.0}), "scorer_raw"
-    )
-
-
-def _vanilla(run: Run, variants: Mapping[str, Variant]) -> None:
-    add_scorer(run, "raw")
-    for name, variant in variants.items():
-        add_policy(run, name, with_changes(vanilla(run.config.ppo), variant.changes), "scorer_raw")

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
-    AS_GIVEN,
     add_comparison,
     add_meta_rm,
     add_outcome,
     add_policy,
     add_scorer,
+    add_scorers,
     add_strength,
-    at_kl,
+    ppo_without_rehearsal,
     relabel_config,
-    require_world,
     with_changes,
 )
 from trimtab.models.config.base import PolicyPrompts
-from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
+from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig
 from trimtab.models.specs import FEATURES, PPO_MAX
 from trimtab.models.studies.variants import (
     DENOISED_AT_KL,
     DYNAMIC_KL,
     KL_COEFS,
+    MARGINS,
     PAIRS_PER_PROMPT,
     RATED,
     RATED_PROMPTS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
+    TENTHS,
     TREATMENTS,
+    WEAKEST_TENTHS,
     WITH_DROPOUT,
     Variant,
 )
@@ -54,40 +57,13 @@ def strength(run: Run) -> None:
     add_strength(run)
 
 
-@arms("part-2", "figure-4")
-def scorer_per_tenth(run: Run) -> None:
-    """A reward model of each tenth of the pairs by strength."""
-    for number in range(1, 11):
-        add_scorer(run, f"tenth_{number}", _tenth(number))
-
-
-@arms("part-2", "figure-5")
-def weakest_tenths(run: Run) -> None:
-    """The two weakest tenths, as given and flipped."""
-    for number in (1, 2):
-        add_scorer(run, f"tenth_{number}", _tenth(number))
-        everything = with_changes(_tenth(number), {"flip_fraction": number / 10})
-        add_scorer(run, f"tenth_{number}_flipped", everything)
-
-
-@arms("part-2", "figure-6")
-def strongest_tenth(run: Run) -> None:
-    """Margin and soft labels on the strongest tenth."""
-    for name, variant in STRONGEST_TENTH.items():
-        add_scorer(run, name, relabel_config(run, variant, _tenth(10)))
-
-
-def _tenth(number: int) -> RelabelConfig:
-    """The pairs of a tenth by strength, weakest first."""
-    keep = {"keep_from": (number - 1) / 10, "keep_to": number / 10}
-    return with_changes(AS_GIVEN, keep)
-
-
-@arms("part-2", "figure-7")
-def margins(run: Run) -> None:
-    """A margin for all pairs."""
-    for name in ("baseline", "margin"):
-        add_scorer(run, name, relabel_config(run, TREATMENTS[name]))
+for exhibit, variants in (
+    ("figure-4", TENTHS),
+    ("figure-5", WEAKEST_TENTHS),
+    ("figure-6", STRONGEST_TENTH),
+    ("figure-7", MARGINS),
+):
+    arms("part-2", exhibit)(partial(add_scorers, variants))
 
 
 @arms("part-2", "figure-8")
@@ -102,23 +78,22 @@ def methods_by_step(run: Run) -> None:
 @arms("part-2", "figure-9", "figure-10")
 def free_policies(run: Run) -> None:
     """PPO without KL penalty on the five reward models."""
-    for name, variant in TREATMENTS.items():
-        add_scorer(run, name, relabel_config(run, variant))
+    add_scorers(TREATMENTS, run)
+    for name in TREATMENTS:
         _free_policy(run, name, "baseline")
 
 
 def _free_policy(run: Run, name: str, baseline: str) -> None:
     add_scorer(run, "raw")
-    free = with_changes(at_kl(run.config.ppo, 0.0), {"rehearsal_coef": 0.0})
+    free = ppo_without_rehearsal(run, kl_coef=0.0)
     add_policy(run, f"free_{name}", free, f"scorer_{name}")
     if name != baseline:
         add_comparison(run, f"versus_free_{name}", f"free_{name}", f"free_{baseline}")
 
 
-@arms("part-2", "denoised-policies")
+@arms("part-2", "denoised-policies", in_world=True)
 def policies_by_kl(run: Run) -> None:
     """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
-    require_world(run, "part-2-denoised-policies")
     # So few prompts that a thousand pairs are trained on, by the members that vote too.
     few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
     comparisons = with_changes(run.config.comparisons, few)
@@ -128,7 +103,7 @@ def policies_by_kl(run: Run) -> None:
     for name, variant in DENOISED_AT_KL.items():
         add_scorer(noisy, name, relabel_config(noisy, variant), train=train)
         for coef in KL_COEFS:
-            ppo = with_changes(at_kl(run.config.ppo, coef), {"rehearsal_coef": 0.0})
+            ppo = ppo_without_rehearsal(run, kl_coef=coef)
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
 
 
@@ -160,15 +135,13 @@ def _contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
     add_scorer(run, name, train=train, contrastive=contrastive)
 
 
-@arms("part-2", "response-ratings")
+@arms("part-2", "response-ratings", in_world=True)
 def response_ratings(run: Run) -> None:
     """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
-    require_world(run, "part-2-response-ratings")
     asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
     comparisons = with_changes(run.config.comparisons, asked)
     own = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
-    for name, variant in RATED.items():
-        add_scorer(own, name, relabel_config(own, variant))
+    add_scorers(RATED, own)
 
 
 @arms("part-2", "table-2", "table-3", "figure-16")
@@ -189,10 +162,9 @@ def rounds_at_dynamic_kl(run: Run) -> None:
     _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=DYNAMIC_KL)
 
 
-@arms("part-2", "figure-15")
+@arms("part-2", "figure-15", in_world=True)
 def adaptation(run: Run) -> None:
     """Rounds on unlabelled prompts of the held-out family, and as many on the others."""
-    require_world(run, "part-2-figure-15")
     _add_rounds(run, "meta", NUM_ADAPTATION_ROUNDS)
     for name in ("plain", "eta_0", "meta"):
         _add_rounds(run, name, NUM_ADAPTATION_ROUNDS, "held_out", "adapted_")
@@ -216,17 +188,13 @@ def _add_rounds(
     changes: of PPOConfig.
     """
     add_scorer(run, "raw")
-    whole, policy = at_kl(run.config.ppo, run.config.ppo.kl_coef), "sft"
-    ppo = with_changes(
-        whole,
-        {
-            "prompts": prompts,
-            "rehearsal_coef": 0.0,
-            "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
-            "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
-            **changes,
-        },
-    )
+    whole, policy = run.config.ppo, "sft"
+    share = {
+        "prompts": prompts,
+        "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
+        "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
+    }
+    ppo = ppo_without_rehearsal(run, {**share, **changes}, whole.kl_coef)
     held_out = run.config.rounds.meta_rm.num_prompts // 2
     meta_rm = with_changes(
         run.config.rounds.meta_rm, {"redraw_prompts": True, "num_held_out": held_out}

@@ -13,6 +13,7 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_scorer,
     add_strength,
+    ppo_without_rehearsal,
     with_changes,
 )
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
@@ -35,8 +36,7 @@ def feedback(run: Run) -> None:
     are; policies against each other."""
     _policies(run, (AS_GOOD,))
     add_scorer(run, "smoothed", with_changes(AS_GIVEN, {"smooth": "all", "smoothing": 1 - AS_GOOD}))
-    ppo = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
-    add_policy(run, "people_smoothed", ppo, "scorer_smoothed")
+    add_policy(run, "people_smoothed", ppo_without_rehearsal(run), "scorer_smoothed")
     ours = {"distilled": f"distilled_{AS_GOOD:g}", "direct": f"direct_{AS_GOOD:g}"}
     for name, policy in ours.items():
         add_comparison(run, f"{name}_versus_people", policy, "people_smoothed")
@@ -48,7 +48,7 @@ def _policies(run: Run, accuracies: Sequence[float]) -> None:
     run = replace(run, config=with_changes(run.config, own))  # adds to the roles of `run`
     add_strength(run)
     add_scorer(run, "raw")
-    ppo = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
+    ppo = ppo_without_rehearsal(run)
     add_policy(run, "people", ppo, "scorer_raw")
     for accuracy in accuracies:
         judge = JudgeConfig(gold_accuracy=accuracy)

@@ -5,11 +5,11 @@ that several exhibits need is found in the store by its key.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trimtab.flows.errors import ConfigError
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
@@ -36,15 +36,6 @@ def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
     return type(config).model_validate({**dict(config), **changes})
 
 
-def require_world(run: Run, slug: str) -> None:
-    """Raise ConfigError where the run of an exhibit reads people's preferences."""
-    if not run.config.is_synthetic:
-        raise ConfigError(
-            f"{slug} needs the synthetic world, found the recipe {run.config.recipe}; allowed: "
-            "smoke, default, papers"
-        )
-
-
 def add_strength(run: Run) -> None:
     """Pairs, SFT policy, ensemble and `strength`."""
     if "strength" not in run.roles:
@@ -54,10 +45,16 @@ def add_strength(run: Run) -> None:
         audit_labels(run)
 
 
-def relabel_config(run: Run, variant: Variant, labels: RelabelConfig = AS_GIVEN) -> RelabelConfig:
-    """`labels` as a variant changes them; where it smooths them, by the recipe's alpha."""
+def relabel_config(run: Run, variant: Variant) -> RelabelConfig:
+    """Labels as given, as a variant changes them; where it smooths them, by the recipe's alpha."""
     alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
-    return with_changes(labels, {**variant.changes, **alpha})
+    return with_changes(AS_GIVEN, {**variant.changes, **alpha})
+
+
+def add_scorers(variants: Mapping[str, Variant], run: Run) -> None:
+    """`scorer_<variant>`: reward models by the treatment of their labels."""
+    for name, variant in variants.items():
+        add_scorer(run, name, relabel_config(run, variant))
 
 
 def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
@@ -121,6 +118,14 @@ def add_meta_rm(
         label=label,
         resources=run.all_cores,
     )
+
+
+def ppo_without_rehearsal(
+    run: Run, changes: Mapping[str, Any] = MappingProxyType({}), kl_coef: float | None = None
+) -> PPOConfig:
+    """PPO-max, changed, at the recipe's KL coefficient or `at_kl` of another."""
+    ppo = run.config.ppo if kl_coef is None else at_kl(run.config.ppo, kl_coef)
+    return with_changes(ppo, {"rehearsal_coef": 0.0, **changes})
 
 
 def at_kl(ppo: PPOConfig, coef: float) -> PPOConfig:

@@ -39,6 +39,15 @@ def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
     return shares
 
 
+def accuracy_table(
+    artifacts: Artifacts, variants: Mapping[str, Variant]
+) -> dict[str, dict[str, float]]:
+    """`accuracies` of the scorers `scorer_<variant>`, by label."""
+    return {
+        variant.label: accuracies(artifacts, f"scorer_{name}") for name, variant in variants.items()
+    }
+
+
 def accuracy_of(row: Mapping[str, float]) -> float:
     """Of `accuracies` that on right labels, on given ones where right ones are not known."""
     return row.get(RIGHT, row[GIVEN])

@@ -39,7 +39,6 @@ from trimtab.models.studies.variants import (
     SCORES,
     STARTS,
     Variant,
-    joint_clip_name,
 )
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
@@ -276,13 +275,15 @@ def joint_clips(artifacts: Artifacts) -> SeedResult:
 
     Normalised rewards at two clips, each with normalised advantages at two clips and none.
     """
-    variants = {joint_clip_name(*clips): each for clips, each in JOINT_CLIPS.items()}
-    curves = curves_of(artifacts, variants)
-    table = _with_outcomes(artifacts, variants, curves)
+    curves = curves_of(artifacts, JOINT_CLIPS)
+    table = _with_outcomes(artifacts, JOINT_CLIPS, curves)
     checks: dict[str, bool] = {}
-    for score in dict.fromkeys(score for score, _ in JOINT_CLIPS):
-        alone = table[JOINT_CLIPS[score, None].label]
-        both = [table[each.label] for (s, clip), each in JOINT_CLIPS.items() if s == score and clip]
+    for score in dict.fromkeys(variant.changes["score_clip"] for variant in JOINT_CLIPS.values()):
+        alone, *both = (
+            table[variant.label]
+            for variant in JOINT_CLIPS.values()
+            if variant.changes["score_clip"] == score
+        )
         checks |= {
             f"reward clip {score:g}: with either advantage clip KL ends lower": all(
                 row[KL] < alone[KL] for row in both

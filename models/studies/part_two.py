@@ -25,6 +25,7 @@ from trimtab.models.studies.measures import (
     WIN,
     accuracies,
     accuracy_of,
+    accuracy_table,
     answers,
     curve_plots,
     curves_of,
@@ -40,10 +41,13 @@ from trimtab.models.studies.variants import (
     CONTRASTIVE,
     DENOISED_AT_KL,
     KL_COEFS,
+    MARGINS,
     RATED,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
+    TENTHS,
     TREATMENTS,
+    WEAKEST_TENTHS,
     WITH_DROPOUT,
     Variant,
 )
@@ -209,7 +213,7 @@ def _agreement(artifacts: Artifacts, rows: Sequence[Row]) -> float:
 )
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """A reward model of each tenth of the pairs by strength."""
-    table = {f"tenth {n}": accuracies(artifacts, f"scorer_tenth_{n}") for n in range(1, 11)}
+    table = accuracy_table(artifacts, TENTHS)
     right = [accuracy_of(row) for row in table.values()]
     return SeedResult(
         table,
@@ -238,11 +242,7 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
 @exhibit("part-2", claim="Flipped labels of the weakest tenths teach better than the given ones")
 def figure_5(artifacts: Artifacts) -> SeedResult:
     """Reward models of the two weakest tenths, labels as given and flipped."""
-    table = {}
-    for number in (1, 2):
-        table[f"tenth {number}, as given"] = accuracies(artifacts, f"scorer_tenth_{number}")
-        flipped = f"scorer_tenth_{number}_flipped"
-        table[f"tenth {number}, flipped"] = accuracies(artifacts, flipped)
+    table = accuracy_table(artifacts, WEAKEST_TENTHS)
     right = {name: accuracy_of(row) for name, row in table.items()}
     checks = {
         f"flipping tenth {number} makes its reward model more accurate": right[
@@ -257,10 +257,7 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
 @exhibit("part-2", claim="Soft labels with margin are best there, margin alone helps little")
 def figure_6(artifacts: Artifacts) -> SeedResult:
     """Margin, soft labels and both, on the strongest tenth."""
-    table = {
-        each.label: accuracies(artifacts, f"scorer_{name}")
-        for name, each in STRONGEST_TENTH.items()
-    }
+    table = accuracy_table(artifacts, STRONGEST_TENTH)
     right = {label: accuracy_of(row) for label, row in table.items()}
     both = right["soft labels + margin"]
     return SeedResult(
@@ -278,7 +275,7 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 @exhibit("part-2", claim="A margin for all pairs makes the reward model more accurate")
 def figure_7(artifacts: Artifacts) -> SeedResult:
     """Adaptive margin on all pairs."""
-    table = {name: accuracies(artifacts, f"scorer_{name}") for name in ("baseline", "margin")}
+    table = accuracy_table(artifacts, MARGINS)
     margin, baseline = (accuracy_of(table[name]) for name in ("margin", "baseline"))
     return SeedResult(
         table,

@@ -49,9 +49,9 @@ CONSTRAINTS = {
     "entropy": Variant("entropy bonus", {"entropy_coef": 0.01}),
 }
 # [PPO appendix B.1] Rewards normalised and clipped; beside them advantages normalised, and clipped
-# at two values or not. By the two clips.
+# at two values or not.
 JOINT_CLIPS = {
-    (score, advantage): Variant(
+    f"clips_{score:g}_{advantage or 'none'}": Variant(
         f"reward clip {score:g}, "
         + (f"advantage clip {advantage:g}" if advantage else "no advantage clip"),
         {
@@ -64,13 +64,6 @@ JOINT_CLIPS = {
     for score in (0.8, 0.3)
     for advantage in (None, 0.5, 0.12)
 }
-
-
-def joint_clip_name(score: float, advantage: float | None) -> str:
-    """The policy's name in roles."""
-    return f"clips_{score:g}_{advantage or 'none'}"
-
-
 # [PPO 4.4, figure 3] Pairs that a reward model is trained on in one pass; none: all there are.
 EARLY = {
     "pairs_200": Variant("200 pairs", {"max_pairs": 200}),
@@ -100,11 +93,31 @@ TREATMENTS = {
     "flip_margin": Variant("flip + margin", {"flip_below": 0.0, **_MARGIN}),
     "soft_margin": Variant("soft label + margin", {"smooth": "negative", **_MARGIN}),
 }
+MARGINS = {name: TREATMENTS[name] for name in ("baseline", "margin")}
+
+
+def _tenth(number: int) -> dict[str, float]:
+    """The pairs of a tenth by strength, weakest first."""
+    return {"keep_from": (number - 1) / 10, "keep_to": number / 10}
+
+
+TENTHS = {f"tenth_{number}": Variant(f"tenth {number}", _tenth(number)) for number in range(1, 11)}
+# Flipped: as large a share of all pairs as the tenths so far, so that all of this one are.
+WEAKEST_TENTHS = {
+    f"tenth_{number}{suffix}": Variant(f"tenth {number}, {words}", {**_tenth(number), **changes})
+    for number in (1, 2)
+    for suffix, words, changes in (
+        ("", "as given", {}),
+        ("_flipped", "flipped", {"flip_fraction": number / 10}),
+    )
+}
 STRONGEST_TENTH = {
-    "tenth_10": Variant("as given"),
-    "tenth_10_margin": Variant("margin", _MARGIN),
-    "tenth_10_soft": Variant("soft labels", {"smooth": "all"}),
-    "tenth_10_soft_margin": Variant("soft labels + margin", {"smooth": "all", **_MARGIN}),
+    "tenth_10": Variant("as given", _tenth(10)),
+    "tenth_10_margin": Variant("margin", {**_tenth(10), **_MARGIN}),
+    "tenth_10_soft": Variant("soft labels", {**_tenth(10), "smooth": "all"}),
+    "tenth_10_soft_margin": Variant(
+        "soft labels + margin", {**_tenth(10), "smooth": "all", **_MARGIN}
+    ),
 }
 # [RM section 3.2] How each round trains the reward model before PPO: changes of MetaRMConfig;
 # without changes, not at all. The length of the ascent is not in the paper.

@@ -24,7 +24,6 @@ from trimtab.models.studies.variants import (
     PTX_KL_COEFS,
     SCORES,
     STARTS,
-    joint_clip_name,
 )
 
 NET = "net"
@@ -132,7 +131,9 @@ def test_scores_beyond_those_of_sft_are_counted(run: Run) -> None:
 def test_advantage_clips_are_compared_at_one_reward_clip(run: Run) -> None:
     def roles(kl: float, net: float) -> dict[str, dict[str, object]]:
         """Policies with an advantage clip; those without end at 1 nat and win .1 net."""
-        names = {joint_clip_name(*clips): clips[1] is None for clips in JOINT_CLIPS}
+        names = {
+            name: variant.changes["advantage_clip"] is None for name, variant in JOINT_CLIPS.items()
+        }
         return _by_kl(
             {name: 1.0 if alone else kl for name, alone in names.items()},
             {name: 0.1 if alone else net for name, alone in names.items()},
