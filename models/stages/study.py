@@ -10,6 +10,7 @@ from pathlib import Path
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.reporting.kit.html import new_environment, stylesheet
 from trimtab.models.studies import (  # noqa: F401  (they register their readers)
     advantage_model,
     constants,
@@ -20,11 +21,21 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     rlaif,
     rounds,
 )
-from trimtab.models.studies.page import render
 from trimtab.models.studies.plots import draw
-from trimtab.models.studies.registry import READERS, exhibits_of
-from trimtab.models.studies.results import SeedResult, combine_seeds
+from trimtab.models.studies.registry import READERS, TITLES, Exhibit, exhibits_of
+from trimtab.models.studies.results import (
+    PRECISION,
+    ExhibitResult,
+    SeedResult,
+    columns_of,
+    combine_seeds,
+    key_figures,
+    precision_by_column,
+)
 from trimtab.models.training.progress import write_json
+
+# By the status of a claim.
+COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 
 
 def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -52,7 +63,7 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
         **asdict(combined),
     }
     write_json(output / "scorecard.json", card)
-    page = render(exhibit, combined, charts, config, seconds)
+    page = _page(exhibit, combined, charts, config, seconds)
     (output / "report.html").write_text(page, encoding="utf-8")
     (output / "plots").mkdir()
     for number, chart in enumerate(charts, start=1):
@@ -65,6 +76,31 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
     write_json(output / "summary.json", {"status": combined.status, **numbers})
 
 
+def _page(
+    exhibit: Exhibit,
+    finding: ExhibitResult,
+    charts: list[Chart],
+    config: StudyConfig,
+    seconds: float,
+) -> str:
+    """The whole page as HTML."""
+    template = new_environment().get_template("study.html.j2")
+    return template.render(
+        exhibit=exhibit,
+        finding=finding,
+        config=config,
+        seconds=seconds,
+        paper=TITLES[exhibit.paper],
+        colour=COLOURS[finding.status],
+        columns=columns_of(finding.table),
+        precision=precision_by_column(finding.table),
+        precision_name=PRECISION,
+        drawn=charts,
+        figures=key_figures(finding.table),
+        stylesheet=stylesheet("base.css"),
+    )
+
+
 def _plain(name: str) -> str:
     """A name with the characters only that MLflow takes."""
     return re.sub(r"[^\w\-. :/]", "", name)
@@ -72,5 +108,4 @@ def _plain(name: str) -> str:
 
 def charts_of(results: list[SeedResult]) -> list[Chart]:
     """Each plot over all seeds."""
-    first = results[0]
-    return [draw([result.plots[index] for result in results]) for index in range(len(first.plots))]
+    return [draw(plots) for plots in zip(*(result.plots for result in results), strict=True)]

@@ -10,13 +10,12 @@ from typing import Any, get_args
 
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
-from trimtab.models.studies.results import PRECISION, Cell, Status, precision_by_column
+from trimtab.models.studies.results import PRECISION, Cell, Status, columns_of, precision_by_column
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
 SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
 HEADS = ("exhibit", "claim", "recipe", "verdict")
-HUMAN_SCALES = ("hh-smollm2", "ukp-smollm2", "hh-7b")
 
 
 def cards_below(folder: Path) -> dict[str, Card]:
@@ -80,7 +79,7 @@ def paper_page(paper: str, cards: Mapping[str, Card], folder: Path) -> str:
         parts.append(EARLIER_WORLD)
     parts.append(_table(paper, cards, links=True))
     for exhibit in EXHIBITS:
-        scales = _scales(exhibit, cards)
+        scales = _cards_of(exhibit, cards)
         if exhibit.paper == paper and scales:
             parts += _section(exhibit, scales, folder)
     return "\n\n".join(parts) + "\n"
@@ -92,12 +91,12 @@ def _table(paper: str, cards: Mapping[str, Card], links: bool = False) -> str:
         row
         for exhibit in EXHIBITS
         if exhibit.paper == paper
-        for row in _rows(exhibit, _scales(exhibit, cards).values(), links)
+        for row in _rows(exhibit, _cards_of(exhibit, cards).values(), links)
     ]
     return _markdown(HEADS, rows)
 
 
-def _scales(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
+def _cards_of(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
     """The scorecards of one exhibit, by folder: one for each scale at which it was run."""
     return {
         folder: card
@@ -123,10 +122,7 @@ def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
 def _rows(exhibit: Exhibit, cards: Iterable[Card], links: bool) -> list[list[str]]:
     """A row for each scale at which it was run."""
     title = f"[{exhibit.title}](#{exhibit.name})" if links else exhibit.title
-    rows = [
-        [title, card.get("claim", exhibit.claim), card["scale"], _verdict(card) + _age(card)]
-        for card in cards
-    ]
+    rows = [[title, card["claim"], card["scale"], _verdict(card)] for card in cards]
     return rows or [[exhibit.title, exhibit.claim, "", "not run yet"]]
 
 
@@ -141,10 +137,9 @@ def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"### Recipe `{card['scale']}`: {card['status']}",
-            *([f"Of the claim then: {card['claim']}."] if _claims_other(exhibit, card) else []),
+            *([f"Of the claim then: {card['claim']}."] if card["claim"] != exhibit.claim else []),
             *([EARLIER_WORLD] if _is_of_earlier_world(card) else []),
-            # Cards of earlier versions have no remark.
-            *([card["remark"]] if card.get("remark") else []),
+            *([card["remark"]] if card["remark"] else []),
             _markdown(("part of the claim", "seeds that show it"), checks),
             _figures(card),
             *(f"![{exhibit.shows}]({name}/{plot})" for plot in plots[:1]),
@@ -157,7 +152,7 @@ def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[
 
 def _figures(card: Card) -> str:
     """A study's whole table."""
-    columns = list(dict.fromkeys(column for row in card["table"].values() for column in row))
+    columns = columns_of(card["table"])
     table = {
         name: {column: Cell(**cell) for column, cell in row.items()}
         for name, row in card["table"].items()
@@ -166,29 +161,21 @@ def _figures(card: Card) -> str:
         [name, *(str(row[column]) if column in row else "" for column in columns)]
         for name, row in table.items()
     ]
-    if found := precision_by_column(table):
-        rows.append([f"*{PRECISION}*", *(found.get(column, "") for column in columns)])
+    if precision := precision_by_column(table):
+        rows.append([f"*{PRECISION}*", *(precision.get(column, "") for column in columns)])
     return _markdown(("", *columns), rows)
 
 
 def _verdict(card: Card) -> str:
-    """The status, and how often a seed shows a part of the claim."""
-    return f"{card['status']}, {_of([each for seen in card['checks'].values() for each in seen])}"
+    """The status, and how often a seed shows a part of the claim; † in an earlier world."""
+    seen = [is_shown for by_seed in card["checks"].values() for is_shown in by_seed]
+    return f"{card['status']}, {_of(seen)}{' †' if _is_of_earlier_world(card) else ''}"
 
 
 def _is_of_earlier_world(card: Card) -> bool:
-    """Cards before version 2 have no version; real data have a recipe of their own."""
-    found = card.get("world_version", 1)
-    return card["scale"] not in HUMAN_SCALES and found is not None and found < WORLD_VERSION
-
-
-def _claims_other(exhibit: Exhibit, card: Card) -> bool:
-    """Whether the claim that was measured reads otherwise now."""
-    return str(card.get("claim", exhibit.claim)) != exhibit.claim
-
-
-def _age(card: Card) -> str:
-    return " †" if _is_of_earlier_world(card) else ""
+    """Cards before version 2 have no version; the version is none where people's pairs are read."""
+    version = card.get("world_version", 1)
+    return version is not None and version < WORLD_VERSION
 
 
 def _of(seen: Sequence[bool]) -> str:

@@ -141,14 +141,18 @@ def precision(rows: Sequence[Sequence[float]]) -> float | None:
     return found if found > NO_WIDTH else None
 
 
+def columns_of(table: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """All columns that any row has, in order."""
+    return list(dict.fromkeys(column for row in table.values() for column in row))
+
+
 def precision_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, str]:
     """`precision` of the rows that have each column, where there is one."""
-    columns = dict.fromkeys(column for row in table.values() for column in row)
-    found = {
+    widths = {
         column: precision([row[column].values for row in table.values() if column in row])
-        for column in columns
+        for column in columns_of(table)
     }
-    return {column: f"{value:.3f}" for column, value in found.items() if value is not None}
+    return {column: f"{value:.3f}" for column, value in widths.items() if value is not None}
 
 
 def titled(words: str) -> str:

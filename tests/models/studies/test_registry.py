@@ -74,6 +74,8 @@ COMMAND = "trimtab study part-2 figure-3"
 CARD: dict[str, Any] = {
     "paper": "part-2",
     "name": "figure-3",
+    "claim": "The stronger the preference, the more often a judge agrees with its label",
+    "remark": "",
     "seeds": [2, 3],
     "scale": "default",
     "command": f"{COMMAND} --seeds 2 3",
@@ -107,8 +109,7 @@ def test_what_was_measured_in_an_earlier_world_says_so(tmp_path: Path) -> None:
     page = paper_page("part-2", {"any": old}, tmp_path)
     assert "| Another claim | " in page
     assert "in part, 1 of 2 † |" in page and page.count(EARLIER_WORLD) == 2
-    for of_people in ({**CARD, "world_version": None}, {**old, "scale": "hh-smollm2"}):
-        assert "†" not in paper_page("part-2", {"any": of_people}, tmp_path)
+    assert "†" not in paper_page("part-2", {"any": {**CARD, "world_version": None}}, tmp_path)
 
 
 def test_an_exhibit_s_section_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
