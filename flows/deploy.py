@@ -36,7 +36,7 @@ JOB_TEMPLATE = PACKAGE / "infra" / "kubernetes" / "job-template.json"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
 # -P: no file of a working directory stands in for a module of Prefect or Trimtab.
 ENGINE = "python -P -m prefect.engine"
-# The command of earlier versions: Python finds the files of its working folder first.
+# With this one Python finds the files of its working folder first.
 UNSAFE_ENGINE = "python -m prefect.engine"
 # Of runs in pools of processes; other workers are asked for it.
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
@@ -46,12 +46,6 @@ STUCK = "trimtab.run.stuck"
 # The reconciler has a crashed run go on within half a minute: it is not there, or not heard.
 CRASHED_FOR = timedelta(minutes=10)
 LEFT = "trimtab.run.left"
-# Automations of earlier versions.
-RETIRED = (
-    "trimtab: a run without heartbeats has crashed",
-    "trimtab: a crashed run goes on where it was",
-    "trimtab: a run that does not start has crashed",
-)
 
 
 def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
@@ -242,11 +236,10 @@ NOTICE = """{
 
 
 def _replace_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
-    """Make these anew, and remove those of earlier versions that the reconciler stands in for."""
-    for name in [*RETIRED, *(each.name for each in wanted)]:
-        for old in client.read_automations_by_name(name):
-            client.delete_automation(old.id)
+    """Make these anew."""
     for automation in wanted:
+        for old in client.read_automations_by_name(automation.name):
+            client.delete_automation(old.id)
         client.create_automation(automation)
 
 
