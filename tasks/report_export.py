@@ -113,8 +113,7 @@ def export_report(
 def verdict_of(exported: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict in the scorecard beside a report, as `export_report` returned it."""
     card = _read_card(Path(exported["report"]).with_name("scorecard.json"))
-    found: dict[str, Any] = card.get("verdict", {})
-    return found
+    return dict(card.get("verdict", {}))
 
 
 def export_audit(
@@ -269,14 +268,14 @@ def _wrapped(text: str, before: str = "") -> str:
 def next_steps(exported: Mapping[str, Any], name: str, roles: Collection[str]) -> str:
     """The commands that lead on from a finished run with these roles; empty without a verdict."""
     verdict = verdict_of(exported)
-    models = ("policy",) * bool(verdict.get("policy")) + ("reward_model",)
-    model = next((each for each in models if each == "policy" or each in roles), None)
     run = shlex.quote(name)
     steps = [
         (f"trimtab report {run} --open", "open the report in a browser"),
         ("trimtab ui", "pages of Prefect and MLflow, for this and other runs"),
-        *([(f"trimtab export {run} {model} --to DIR", "copy the model out")] if model else ()),
     ]
+    if verdict.get("policy") or "reward_model" in roles:
+        model = "policy" if verdict.get("policy") else "reward_model"
+        steps.append((f"trimtab export {run} {model} --to DIR", "copy the model out"))
     width = max(len(command) for command, _ in steps)
     lines = [f"  {command:<{width}}  # {what}" for command, what in steps]
     return "\n".join(["Next:", *lines]) if verdict else ""

@@ -20,9 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from trimtab.infra.stack.bucket import create_bucket
 from trimtab.infra.stack.programs import program
-from trimtab.infra.stack.supervisor import Service, answers
+from trimtab.infra.stack.supervisor import LOOPBACK, Service, answers
 
-HOST = "127.0.0.1"
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _HTTPS = ("master", "volume", "filer")
 _INNER = [*(f"{name}.port{kind}" for name in _HTTPS for kind in ("", ".grpc")), "s3.port.grpc"]
@@ -38,19 +37,19 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are its only user. It gets them in memory: from its
     environment it would write the first to its log.
     """
-    endpoint = f"http://{HOST}:{port}"
+    endpoint = f"http://{LOOPBACK}:{port}"
     user = _in_memory(json.dumps(_only_user()))
 
     def prepare() -> None:
-        _make_certificates(folder, HOST)
+        _make_certificates(folder, LOOPBACK)
         (folder / "security.toml").write_text(_security())
 
     ports = {name: first_inner_port + index for index, name in enumerate(_INNER)}
     options = {
         **{name: str(number) for name, number in ports.items()},
         "dir": str(folder),
-        "ip": HOST,
-        "ip.bind": HOST,
+        "ip": LOOPBACK,
+        "ip.bind": LOOPBACK,
         "s3.port": str(port),
         "s3.port.iceberg": "0",
         "s3.port.lance": "0",

@@ -24,8 +24,8 @@ from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import seaweedfs
-from trimtab.infra.stack.supervisor import LOOPBACK as HOST
 from trimtab.infra.stack.supervisor import (
+    LOOPBACK,
     POLL_SECONDS,
     START_SECONDS,
     Service,
@@ -79,10 +79,10 @@ class Stack:
     def client_environment(self) -> dict[str, str]:
         """What a client needs besides the secrets."""
         return {
-            "PREFECT_API_URL": f"http://{HOST}:{self.ports.prefect}/api",
-            "MLFLOW_TRACKING_URI": f"http://{HOST}:{self.ports.mlflow}",
+            "PREFECT_API_URL": f"http://{LOOPBACK}:{self.ports.prefect}/api",
+            "MLFLOW_TRACKING_URI": f"http://{LOOPBACK}:{self.ports.mlflow}",
             "TRIMTAB_STORE": f"s3://{BUCKET}/artifacts",
-            "AWS_ENDPOINT_URL_S3": f"http://{HOST}:{self.ports.s3}",
+            "AWS_ENDPOINT_URL_S3": f"http://{LOOPBACK}:{self.ports.s3}",
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
@@ -178,7 +178,7 @@ class Stack:
             )
 
         server = mlflow_server(
-            (HOST, self.ports.mlflow),
+            (LOOPBACK, self.ports.mlflow),
             database_url(self.databases, "mlflow"),
             f"s3://{BUCKET}/mlflow",
             app="create_app",
@@ -201,7 +201,7 @@ class Stack:
 
     def _prefect(self) -> Service:
         folder = self.folder / "prefect"
-        server = prefect_server((HOST, self.ports.prefect))
+        server = prefect_server((LOOPBACK, self.ports.prefect))
         return replace(
             server,
             after=["postgres"],

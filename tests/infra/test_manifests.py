@@ -24,7 +24,8 @@ from trimtab.infra.prefect import reconciler
 from trimtab.infra.processes.launch import DRAIN_SECONDS
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.postgres import DATABASES
-from trimtab.infra.stack.services import HOST, POOL, Stack
+from trimtab.infra.stack.services import POOL, Stack
+from trimtab.infra.stack.supervisor import LOOPBACK
 
 INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
@@ -238,7 +239,9 @@ def test_a_container_has_the_settings_and_the_secrets_of_the_stack_s_server(
         if value in secrets.SECRETS:
             needed.add(value)
             assert container[setting] == f"${{{value}:?}}"
-        elif setting not in OF_ONE_HOST and HOST not in value and str(stack.folder) not in value:
+        elif (
+            setting not in OF_ONE_HOST and LOOPBACK not in value and str(stack.folder) not in value
+        ):
             assert container[setting] == value, setting
     taken = re.findall(r"\$\{(\w+):\?\}", str(container))
     assert set(taken) == needed & secrets.SECRETS.keys()
