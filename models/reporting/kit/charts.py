@@ -28,6 +28,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from trimtab.models.statistics.measured import Interval
+
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, LIGHT, BLACK = "#CC79A7", "#56B4E9", "#666666", "#BBBBBB", "#222222"
 # Colour, line style and marker of the n-th curve or group.
@@ -139,6 +141,15 @@ class Panel:
 
     def __exit__(self, *details: Any) -> None:
         self._context.__exit__(*details)
+
+    def errorbars(
+        self, x: Sequence[float], measured: Sequence[Interval], scale: float = 1, **look: Any
+    ) -> None:
+        """Values with their intervals, each times `scale`."""
+        below = [scale * (one.value - one.low) for one in measured]
+        above = [scale * (one.high - one.value) for one in measured]
+        values = [scale * one.value for one in measured]
+        self.axes.errorbar(x, values, [below, above], **look)
 
     def chart(self, title: str, note: str = "", x: str = "", y: str = "") -> Chart:
         """Label the axes and draw; x and y are what the axes show, with units."""

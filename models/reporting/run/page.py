@@ -16,16 +16,19 @@ from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
 from trimtab.models.reporting.run.curves import Curve
-from trimtab.models.reporting.run.frontier import frontier_chart
-from trimtab.models.reporting.run.label_charts import label_charts
+from trimtab.models.reporting.run.label_charts import label_charts, vote_charts
 from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
 from trimtab.models.reporting.run.policies import final_policy
-from trimtab.models.reporting.run.policy_charts import cost_chart, curve_charts, outcome_charts
+from trimtab.models.reporting.run.policy_charts import (
+    cost_chart,
+    curve_charts,
+    frontier_chart,
+    outcome_charts,
+)
 from trimtab.models.reporting.run.revisions import revision_examples
 from trimtab.models.reporting.run.samples import sample_groups
 from trimtab.models.reporting.run.scorecard import Scorecard
 from trimtab.models.reporting.run.scorer_charts import SHOWN, scorer_charts
-from trimtab.models.reporting.run.vote_charts import vote_charts
 
 MAX_CHARACTERS = 1500
 

@@ -1,10 +1,14 @@
-"""Plots about the policies: PPO's curves, wins and losses, and the cost of it all."""
+"""Plots about the policies: PPO's curves, wins and losses, the frontier, and the cost of it all.
+
+[DPO] Rafailov et al., Direct Preference Optimization, arXiv 2305.18290.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import (
     BLUE,
     GREEN,
@@ -22,6 +26,8 @@ from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.policies import Policy
 from trimtab.models.reporting.run.scorecard import Scorecard, StageCost
 from trimtab.models.reporting.run.verdict import answer_of
+
+MAIN = "main"
 
 
 def curve_charts(curves: Mapping[str, Curve]) -> list[Chart]:
@@ -166,6 +172,47 @@ def _seen(shown: Sequence[Policy], place: str, measure: str) -> str:
     seen = "; ".join(parts) or "none can be told from SFT"
     where = SETS.get(place, place)
     return f"{where[0].upper()}{where[1:]}, by {MEASURE_NAMES[measure]}: {seen}."
+
+
+def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
+    """What a policy's answers are worth for how far it has gone from SFT [DPO figure 2].
+
+    Every policy by its KL to SFT, and the best of 1 ... n answers of SFT as a line.
+    None where fewer than two policies answered the main prompts.
+    """
+    shown = [policy for policy in card.policies if MAIN in policy.sets]
+    if len(shown) < 2:
+        return None
+    measure = "gold" if card.has_gold else "judge_score"
+    values = {}
+    with Panel(height=4.6) as panel:
+        best = artifacts.document("eval_best_of_n", "best_of_k.json").get(MAIN, {})
+        if measure in best:
+            panel.axes.plot(best["kl_bound"], best[measure], color=GREY, label="best of 1 … n")
+        for policy in shown:
+            colour, _, marker = policy_style(policy.name)
+            answers = policy.sets[MAIN]
+            value = getattr(answers, measure)
+            values[policy.name] = (answers.kl.value, value.value)
+            panel.errorbars(
+                [answers.kl.value], [value],
+                color=colour, marker=marker, markersize=5, linewidth=0.8, linestyle="none",
+                label=policy_name(policy.name),
+            )  # fmt: skip
+        panel.figure.legend(loc="outside lower center", ncols=2, fontsize=7.5)
+        top = max(values, key=lambda name: values[name][1])
+        kl, value_of_top = values[top]
+        note = (
+            "Higher and further to the left is better; bars are 95 % intervals. The KL of a best "
+            "of k is at most log k − (k − 1) / k beyond that of what is sampled."
+        )
+        return panel.chart(
+            f"{SETS[MAIN][0].upper()}{SETS[MAIN][1:]}, by {MEASURE_NAMES[measure]}: highest is "
+            f"{policy_name(top)} with {value_of_top:.2f}, {kl:.2f} nats from SFT.",
+            note,
+            "KL to SFT (nats per answer)",
+            "mean gold score (0 to 1)" if measure == "gold" else "mean held-out score",
+        )
 
 
 def cost_chart(stages: Sequence[StageCost]) -> Chart | None:

@@ -21,7 +21,7 @@ from trimtab.models.reporting.run.scorecard import Scorecard
 from trimtab.models.reporting.run.scorers import NAMES, NUM_BINS, Labels, gaps
 from trimtab.models.statistics.calibration import calibration_curve
 from trimtab.models.statistics.intervals import wilson_interval
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.measured import Estimate, Interval
 
 # Role in the scorecard: name, colour, marker.
 SHOWN = {
@@ -74,15 +74,14 @@ def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart
                 torch.sigmoid(size), correct, NUM_BINS, "mass"
             )
             kept = count > 0
-            x, y = torch.logit(confidence[kept].clamp(max=1 - 1e-6)), accuracy[kept]
-            ends = [
-                wilson_interval(share, number)
-                for share, number in zip(y.tolist(), count[kept].tolist(), strict=True)
+            x = torch.logit(confidence[kept].clamp(max=1 - 1e-6))
+            shares = [
+                Interval(share, *wilson_interval(share, number))
+                for share, number in zip(accuracy[kept].tolist(), count[kept].tolist(), strict=True)
             ]
-            reach = (torch.tensor(ends, dtype=torch.float64).T - y).abs()
             label, colour, marker = SHOWN[name]
-            panel.axes.errorbar(
-                x, 100 * y, 100 * reach, color=colour, marker=marker, markersize=4, label=label
+            panel.errorbars(
+                x.tolist(), shares, 100, color=colour, marker=marker, markersize=4, label=label
             )
             furthest = max(furthest, float(x.max()))
             errors.append(f"{label} {100 * ece.value:.1f} %")
