@@ -12,11 +12,11 @@ leave holes in (growth of resident memory).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 
 from trimtab.models import chunk_sizes
-from trimtab.models.config.training import Optimiser, Precision
+from trimtab.models.config.training import Optimiser, Precision, TrainerConfig
 from trimtab.models.estimates.shapes import LayerShape, ModelShape
 
 FLOAT_BYTES = 4
@@ -50,89 +50,150 @@ class Memory:
         held = self.weights + self.gradients + self.optimiser + self.frozen
         return held + self.activations + self.cache
 
-    def partitioned(
-        self, zero_stage: int, num_devices: int, offload: bool = False, *, is_narrow: bool = False
-    ) -> Memory:
-        """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
+    @property
+    def resident(self) -> Memory:
+        """Of a model that is trained what stays between two steps."""
+        return replace(self, gradients=0, activations=0)
 
-        Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
-        too, those of frozen models included. DeepSpeed's optimiser has a copy of its part of the
-        weights, beside the moments, and a bucket in which gradients are added up. In a step its
-        part of the gradients is there twice, while there are no activations; under stage 2 it is
-        all along, as those of a micro batch are added to those before. Under stage 3 some weights
-        are whole at a time. Every device works on a micro batch of its own. With `offload` the
-        optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
-        of gradients, which DeepSpeed moves there too, are counted on the device all the same.
-        is_narrow (stages 2 and 3): weights are bfloat16; the optimiser's copy, and the part of the
-        gradients, under stage 2 once even in a step, are float32. While a bucket is added up it is
-        there narrow and wide, under stage 3 cut into parts besides.
+    @property
+    def transient(self) -> Memory:
+        """Of a model that is trained what is there in a step alone."""
+        return Memory(gradients=self.gradients, activations=self.activations)
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))
+
+
+_FIELDS = [field.name for field in fields(Memory)]
+
+
+def largest(*memories: Memory) -> Memory:
+    """The one that takes most of a device; of equals the first."""
+    return max(memories, key=lambda memory: memory.total)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
+
+    Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
+    too, those of frozen models included; 0 is without ZeRO. Every device works on a micro batch of
+    its own. With `offload` the optimiser's state, and under stage 3 the parts of weights, are in
+    the host's memory; parts of gradients, which DeepSpeed moves there too, are counted on the
+    device all the same. is_narrow (stages 2 and 3): weights are bfloat16; the optimiser's copy, and
+    the part of the gradients, under stage 2 once even in a step, are float32.
+    """
+
+    stage: int = 0
+    num_devices: int = 1
+    offload: bool = False
+    is_narrow: bool = False
+
+    @property
+    def bucket(self) -> int:
+        """Bytes in which gradients are added up: narrow and wide, under stage 3 cut into parts
+        besides."""
+        number = FLOAT_BYTES // self.width
+        wide = FLOAT_BYTES * self.is_narrow * (2 if self.stage == 3 else 1)
+        return (number + wide) * chunk_sizes.ZERO_BUCKET
+
+    @property
+    def width(self) -> int:
+        """How many of its weights take the bytes of a float32."""
+        return 2 if self.is_narrow else 1
+
+    def working_part(self, memory: Memory) -> Memory:
+        """A device's part of `memory`, that of models in training.
+
+        DeepSpeed's optimiser has a copy of its part of the weights, beside the moments, and a
+        bucket of gradients. In a step its part of the gradients is there twice, while there are no
+        activations; under stage 2 it is all along, as those of a micro batch are added to those
+        before. Under stage 3 some weights are whole at a time.
         """
-        share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
-        with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
-        twice = 2 if zero_stage == 2 and not is_narrow else 1
-        copied = 0 if zero_stage == 2 and is_narrow else ceil(self.gradients / num_devices)
-        width, number = (2, FLOAT_BYTES // 2) if is_narrow else (1, FLOAT_BYTES)
-        live = number * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
-        gathered = min(self.weights // width, live) if zero_stage == 3 else 0
-        wide = FLOAT_BYTES * is_narrow * (2 if zero_stage == 3 else 1)
-        bucket = (number + wide) * chunk_sizes.ZERO_BUCKET
-        found = replace(
-            self,
+        if self.stage == 0:
+            return memory
+        share = [self.num_devices if self.stage >= stage else 1 for stage in range(4)]
+        with_copy = memory.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
+        is_once = self.stage == 2 and self.is_narrow
+        twice = 2 if self.stage == 2 and not self.is_narrow else 1
+        copied = 0 if is_once else ceil(memory.gradients / self.num_devices)
+        live = chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH
+        gathered = min(memory.weights, FLOAT_BYTES * live) // self.width if self.stage == 3 else 0
+        part = replace(
+            memory,
             optimiser=ceil(with_copy / share[1]),
-            gradients=ceil(twice * self.gradients / share[2]) + bucket,
-            weights=ceil(self.weights / width / share[3]),
-            frozen=ceil(self.frozen / width / share[3]),
-            activations=max(self.activations, copied),
+            gradients=ceil(twice * memory.gradients / share[2]) + self.bucket,
+            weights=ceil(memory.weights / self.width / share[3]),
+            frozen=ceil(memory.frozen / self.width / share[3]),
+            activations=max(memory.activations, copied),
         )
-        if offload:
-            found = found.offloaded(zero_stage)
-        return replace(found, weights=found.weights + gathered)
+        return self._offloaded(part) + Memory(weights=gathered)
 
-    def offloaded(self, zero_stage: int) -> Memory:
+    def running_part(self, weights: int) -> Memory:
+        """A device's part of models that only run; narrow under stage 3 alone."""
+        if self.stage < 3:
+            return Memory(frozen=weights)
+        part = Memory(frozen=ceil(weights / self.width / self.num_devices))
+        return self._offloaded(part)
+
+    def _offloaded(self, memory: Memory) -> Memory:
         """The optimiser's state in the host's memory, under stage 3 weights too."""
-        if zero_stage < 3:
-            return replace(self, optimiser=0, host=self.host + self.optimiser)
-        moved = self.optimiser + self.weights + self.frozen
-        return replace(self, optimiser=0, weights=0, frozen=0, host=self.host + moved)
+        if not self.offload:
+            return memory
+        if self.stage < 3:
+            return replace(memory, optimiser=0, host=memory.host + memory.optimiser)
+        moved = memory.optimiser + memory.weights + memory.frozen
+        return replace(memory, optimiser=0, weights=0, frozen=0, host=memory.host + moved)
 
-    def loading(
-        self, zero_stage: int, num_devices: int, offload: bool = False, *, is_narrow: bool = False
-    ) -> Memory:
-        """What a device holds while the models that are whole here are loaded.
+    def loading(self, memory: Memory) -> Memory:
+        """What a device holds while a model in training, whole here, is loaded.
 
         Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
         is taken apart by itself, and then the parts are copied: once into a buffer, and once for
-        the optimiser, which has its gradients, and a first buffer for them, at once. is_narrow:
+        the optimiser, which has its gradients, and a first buffer for them, at once. Narrow
         weights are narrowed one by one before that, this rank's part staying as it was until the
         optimiser has it.
         """
-        apart = ceil(self.weights / num_devices) if zero_stage else 0
-        if zero_stage < 3 and not is_narrow:
-            copies = 2 if zero_stage else 1
-            return Memory(weights=copies * self.weights, frozen=self.frozen)
-        if zero_stage < 3:
-            whole = Memory(weights=self.weights, frozen=self.frozen)
-            copying = Memory(weights=self.weights, optimiser=apart, frozen=self.frozen // 2)
-            starting = Memory(
-                weights=self.weights // 2,
-                gradients=apart,
-                optimiser=2 * apart,
-                frozen=self.frozen // 2,
-            )
-            return max(whole, copying, starting, key=lambda memory: memory.total)
-        part = self.partitioned(3, num_devices, is_narrow=is_narrow)
-        width = 2 if is_narrow else 1
-        parts = Memory(frozen=ceil((self.weights + self.frozen) / width / num_devices))
+        apart = ceil(memory.weights / self.num_devices)
+        whole = Memory(weights=memory.weights, frozen=memory.frozen)
+        if self.stage < 3 and not self.is_narrow:
+            return whole + Memory(weights=memory.weights * (self.stage > 0))
+        if self.stage < 3:
+            half = memory.frozen // 2
+            copying = Memory(weights=memory.weights, optimiser=apart, frozen=half)
+            starting = Memory(memory.weights // 2, apart, 2 * apart, frozen=half)
+            return largest(whole, copying, starting)
+        part = replace(self, offload=False).working_part(memory)
         copying = Memory(
-            weights=apart // width,
-            gradients=part.gradients + (0 if is_narrow else apart),
-            optimiser=(1 + is_narrow) * apart,
+            weights=apart // self.width,
+            gradients=part.gradients + (0 if self.is_narrow else apart),
+            optimiser=(1 + self.is_narrow) * apart,
             frozen=part.frozen,
         )
-        if offload:
-            parts, copying = parts.offloaded(3), copying.offloaded(3)
-        taking_apart = replace(parts, weights=self.weights, frozen=self.frozen + parts.frozen)
-        return max(taking_apart, copying, key=lambda memory: memory.total)
+        taking_apart = whole + self.running_part(memory.weights + memory.frozen)
+        return largest(taking_apart, self._offloaded(copying))
+
+    def loaded(self, memory: Memory) -> Memory:
+        """What a device holds of a model in training until it works: no moments yet."""
+        part = self.working_part(memory)
+        if self.stage == 0:
+            return Memory(weights=memory.weights, frozen=memory.frozen)
+        narrow = memory.weights // self.width
+        loaded = Memory(
+            weights=ceil(narrow / self.num_devices) if self.stage == 3 else narrow,
+            gradients=part.gradients if self.stage == 3 else 0,
+            optimiser=ceil(memory.weights / self.num_devices),
+        )
+        return self._offloaded(loaded) + Memory(frozen=part.frozen)
+
+
+def partition_of(config: TrainerConfig) -> Partition:
+    """How a trainer's models are partitioned over its ranks."""
+    zero = config.zero
+    if zero is None:
+        return Partition(num_devices=config.ranks)
+    is_narrow = zero.stage > 1 and config.precision != "float32"
+    return Partition(zero.stage, config.ranks, zero.offload, is_narrow)
 
 
 def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "adamw") -> Memory:
@@ -194,22 +255,6 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
     """
     layer = 4 * shape.hidden_size + shape.feed_forward_numbers
     return FLOAT_BYTES * tokens * (layer + 2 * shape.head_dim + 4)
-
-
-def backward_set(
-    shape: ModelShape,
-    tokens: int,
-    repeated_keys: int = 0,
-    is_recomputed: bool = False,
-    has_dropout: bool = False,
-    precision: Precision = "float32",
-    has_narrow_weights: bool = False,
-) -> int:
-    """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    kept = kept_activations(
-        shape, tokens, repeated_keys, is_recomputed, has_dropout, precision, has_narrow_weights
-    )
-    return kept + forward_set(shape, tokens)
 
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:

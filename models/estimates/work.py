@@ -1,9 +1,12 @@
-"""A stage's work, and the memory of the three things a process does: sample, score, train."""
+"""A stage's work: the sum of what its process does, which is to sample, to pass rows and to train.
+
+Each of the three comes with its memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil, prod
 
 from trimtab.models import chunk_sizes, counts
@@ -15,9 +18,11 @@ from trimtab.models.estimates.memory import (
     FLOAT_BYTES,
     PRODUCT_BYTES,
     Memory,
-    backward_set,
     forward_set,
+    kept_activations,
     key_value_cache,
+    largest,
+    partition_of,
     sampling_set,
     trained,
     vocabulary_set,
@@ -89,7 +94,7 @@ class StageInputs:
 
 @dataclass(frozen=True)
 class Work:
-    """A stage's work.
+    """A stage's work, or a part of it.
 
     examples: rows it takes in (pairs, dialogues, prompts). optimiser_steps: of the model that
     takes most. sampled_tokens: drawn one by one; forward_tokens: passed once without gradient,
@@ -99,7 +104,7 @@ class Work:
     whose log-probabilities are taken. parameters: trained. phases: memory of one rank by name.
     """
 
-    examples: int
+    examples: int = 0
     optimiser_steps: int = 0
     sampled_tokens: int = 0
     forward_tokens: int = 0
@@ -111,6 +116,26 @@ class Work:
     num_ranks: int = 1
     phases: Mapping[str, Memory] = field(default_factory=dict)
 
+    def __add__(self, other: Work) -> Work:
+        """One part after the other: of phases of one name the one that takes more counts."""
+        phases = dict(self.phases)
+        for name, memory in other.phases.items():
+            phases[name] = largest(phases.get(name, memory), memory)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _AMOUNTS}
+        return Work(**sums, num_ranks=max(self.num_ranks, other.num_ranks), phases=phases)
+
+    def times(self, number: int) -> Work:
+        """The same part so many times, one after another."""
+        return replace(self, **{name: number * getattr(self, name) for name in _AMOUNTS})
+
+    def beside(self, memory: Memory, *names: str) -> Work:
+        """The same work with `memory` held in its phases: those of these names, or all."""
+        phases = {
+            name: phase + memory if not names or name in names else phase
+            for name, phase in self.phases.items()
+        }
+        return replace(self, phases=phases)
+
     @property
     def peak(self) -> tuple[str, Memory]:
         """The phase that needs most of a device, by name; an empty one where no model runs."""
@@ -120,6 +145,9 @@ class Work:
     def needed(self) -> int:
         """Bytes at the peak of all ranks together, where devices and host share one memory."""
         return self.num_ranks * max((m.total + m.host for m in self.phases.values()), default=0)
+
+
+_AMOUNTS = [each.name for each in fields(Work) if each.name not in {"num_ranks", "phases"}]
 
 
 @dataclass(frozen=True)
@@ -144,97 +172,55 @@ class Rows:
         return self.count * self.length if self.all_tokens is None else self.all_tokens
 
 
-def supervised_work(
-    inputs: StageInputs,
-    train: TrainConfig,
-    num_parameters: int,
-    rows: Rows,
-    parts: Sequence[int] | None = None,
-) -> Work:
-    """The supervised loop over rows, or over `parts` of so many of them, one after another."""
-    parts = [rows.count] if parts is None else parts
-    step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
-    trained_tokens = train.num_epochs * rows.passes * rows.tokens
-    return Work(
-        examples=rows.count,
-        num_ranks=train.ranks,
-        optimiser_steps=counts.optimiser_steps(train, parts),
-        trained_tokens=trained_tokens,
-        trained_logits=trained_tokens * min(rows.logit_tokens, rows.length) // rows.length,
-        parameters=trained_parameters(inputs.shape, train, num_parameters),
-        phases=supervised_memory(inputs, train, num_parameters, step),
-    )
+@dataclass(frozen=True)
+class Answers:
+    """`count` answers of at most `max_new_tokens` to prompts of at most `prompt` tokens each."""
+
+    count: int
+    prompt: int
+    max_new_tokens: int
 
 
-def supervised_memory(
-    inputs: StageInputs, train: TrainConfig, num_parameters: int, step: Rows
-) -> dict[str, Memory]:
-    """What one of the loop's ranks holds while the model is loaded, and in a step on such rows."""
-    own = replace(step, count=counts.rows_of_rank(step.count, train.ranks))
-    whole = training_memory(inputs, num_parameters, train, own)
-    if train.ranks > 1:
-        # Gradients are added up in a bucket, when there are no activations.
-        bucket = min(whole.gradients, FLOAT_BYTES * chunk_sizes.BUCKET)
-        whole = replace(whole, activations=max(whole.activations, bucket))
-    zero, ranks = train.zero, train.ranks
-    if zero is None:
-        loading = whole.loading(0, 1)
-        if narrow_layers(inputs, train):  # which they become once adapters are added
-            frozen = untrained_parameters(inputs.shape, train, num_parameters)
-            narrow = PRODUCT_BYTES["bfloat16"] * prod(inputs.shape.layers[0].maps[0])
-            loading = replace(loading, frozen=FLOAT_BYTES * frozen + narrow)
-        return {"loading": loading, "training": whole}
-    is_narrow = has_narrow_weights(train)
-    return {
-        "loading": whole.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow),
-        "training": whole.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow),
-    }
-
-
-def has_narrow_weights(config: TrainerConfig) -> bool:
-    """Whether what a trainer learns is bfloat16 on its devices, as under stages 2 and 3 of ZeRO."""
-    return config.zero is not None and config.zero.stage > 1 and config.precision != "float32"
-
-
-def sampling_memory(
+def sampling_work(
     inputs: StageInputs,
     frozen: int,
-    num_prompts: int,
-    prompt: int,
-    max_new_tokens: int,
+    answers: Answers,
     *,
-    at_least: int | None = None,
+    phase: str = "sampling",
+    num_ranks: int = 1,
+    at_once: int | None = None,
     vllm: VllmConfig | None = None,
-) -> Memory:
+) -> Work:
     """Generation with a key-value cache beside `frozen` bytes of weights.
 
-    prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples. vllm:
-    it samples, of which the trainer has nothing.
+    Prompts are cut to what their answers leave of the context. num_ranks: that share the answers.
+    at_once: most answers that a judge is asked for together; None: those of a policy, which are in
+    at least as many batches as it has ranks. vllm: it samples, of which the trainer has nothing.
     """
-    if vllm is not None:
-        return Memory(frozen=frozen + vllm_memory(vllm, inputs.shape, FLOAT_BYTES))
-    shape, longest = inputs.shape, prompt + max_new_tokens
-    at_once = max(_batch_sizes(num_prompts, longest, at_least), default=0)
-    return Memory(
-        frozen=frozen,
-        activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
-        cache=key_value_cache(
-            shape, at_once * longest, "bfloat16" if inputs.is_narrow else "float32"
-        ),
+    shape, count, max_new_tokens = inputs.shape, answers.count, answers.max_new_tokens
+    prompt = min(answers.prompt, counts.prompt_room(shape.context, max_new_tokens))
+    longest = prompt + max_new_tokens
+    at_least = counts.least_sampling_batches(num_ranks) if at_once is None else 1
+    together = min(count, at_once or count)
+    whole, rest = divmod(count, max(1, together))
+    batches, last = (
+        counts.decoding_batch_sizes(size, longest, chunk_sizes.CACHE_TOKENS, at_least)
+        for size in (together, rest)
     )
-
-
-def sampling_steps(
-    num_prompts: int, prompt: int, max_new_tokens: int, *, at_least: int | None = None
-) -> int:
-    """Tokens that the batches of `sampling_memory` draw one after another."""
-    sizes = _batch_sizes(num_prompts, prompt + max_new_tokens, at_least)
-    return len(sizes) * max_new_tokens
-
-
-def _batch_sizes(num_prompts: int, longest: int, at_least: int | None) -> list[int]:
-    at_least = counts.least_sampling_batches(1) if at_least is None else at_least
-    return counts.decoding_batch_sizes(num_prompts, longest, chunk_sizes.CACHE_TOKENS, at_least)
+    rows = max(batches, default=0)
+    memory = Memory(
+        frozen=frozen,
+        activations=forward_set(shape, rows * prompt) + sampling_set(shape, rows),
+        cache=key_value_cache(shape, rows * longest, "bfloat16" if inputs.is_narrow else "float32"),
+    )
+    if vllm is not None:
+        memory = Memory(frozen=frozen + vllm_memory(vllm, shape, FLOAT_BYTES))
+    return Work(
+        sampled_tokens=count * max_new_tokens,
+        forward_tokens=count * prompt,
+        sampling_steps=(whole * len(batches) + len(last)) * max_new_tokens,
+        phases={phase: memory},
+    )
 
 
 def vllm_memory(config: VllmConfig, shape: ModelShape, bytes_each: int) -> int:
@@ -243,27 +229,117 @@ def vllm_memory(config: VllmConfig, shape: ModelShape, bytes_each: int) -> int:
     return bytes_each * parameters + int(config.cache_gib * 2**30)
 
 
-def scoring_memory(inputs: StageInputs, frozen: int, rows: Rows) -> Memory:
-    """Passes over rows without gradient, beside `frozen` bytes of weights."""
-    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, chunk_sizes.PASS_TOKENS)
-    logits = vocabulary_set(inputs.shape, min(tokens, rows.count * rows.logit_tokens))
-    return Memory(frozen=frozen, activations=forward_set(inputs.shape, tokens) + logits)
+def passing_work(
+    inputs: StageInputs,
+    frozen: int,
+    rows: Rows,
+    *,
+    phase: str = "scoring",
+    times: int = 1,
+    at_once: int | None = None,
+) -> Work:
+    """Passes over rows without gradient, so many times, beside `frozen` bytes of weights.
+
+    at_once: rows that are there together; None: all.
+    """
+    count = counts.num_taken(rows.count, at_once)
+    tokens = counts.most_micro_batch_tokens(count, rows.length, chunk_sizes.PASS_TOKENS)
+    logits = vocabulary_set(inputs.shape, min(tokens, count * rows.logit_tokens))
+    memory = Memory(frozen=frozen, activations=forward_set(inputs.shape, tokens) + logits)
+    return Work(
+        forward_tokens=times * rows.tokens,
+        passed_logits=times * rows.count * rows.logit_tokens,
+        phases={phase: memory},
+    )
+
+
+def supervised_work(
+    inputs: StageInputs,
+    train: TrainConfig,
+    num_parameters: int,
+    rows: Rows,
+    *,
+    parts: Sequence[int] | None = None,
+    further: Sequence[Rows] = (),
+) -> Work:
+    """The supervised loop over rows, or over `parts` of so many of them, one after another.
+
+    further: rows that each optimiser step passes besides.
+    """
+    steps = counts.optimiser_steps(train, [rows.count] if parts is None else parts)
+    step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
+    trained_tokens = train.num_epochs * rows.passes * rows.tokens
+    learner = largest(
+        *(training_memory(inputs, num_parameters, train, each) for each in (step, *further))
+    )
+    return Work(
+        examples=rows.count,
+        num_ranks=train.ranks,
+        optimiser_steps=steps,
+        trained_tokens=trained_tokens + steps * sum(each.tokens for each in further),
+        trained_logits=trained_tokens * min(rows.logit_tokens, rows.length) // rows.length
+        + steps * sum(each.count * each.logit_tokens for each in further),
+        parameters=trained_parameters(inputs.shape, train, num_parameters),
+        phases=trainer_phases(inputs, train, [learner], {"training": learner.transient}),
+    )
+
+
+def trainer_phases(
+    inputs: StageInputs,
+    config: TrainerConfig,
+    learners: Sequence[Memory],
+    working: Mapping[str, Memory],
+    others: int = 0,
+    shared: int = 0,
+) -> dict[str, Memory]:
+    """What a rank holds while models are loaded, and in each phase of its work with them.
+
+    learners: `training_memory` of each model that is trained, in the order of loading: weights and
+    optimiser stay throughout. working: what each phase takes besides. others: bytes of models that
+    only run, which are loaded first. shared: bytes of these that are the learners' as well.
+    """
+    partition = partition_of(config)
+    running = partition.running_part(others)
+    loading = running + partition.loading(learners[-1])
+    for learner in learners[:-1]:
+        loading += partition.loaded(learner)
+    if narrow := narrow_layers(inputs, config):
+        # Wide until they have adapters, which they are given map by map: the layers of the model
+        # that is loaded last, and where lower layers are shared those of all.
+        wide = narrow * inputs.shape.map_numbers
+        wide *= 1 if config.trainable_layers is None else len(learners)
+        map_numbers = prod(inputs.shape.layers[0].maps[0])
+        loading += Memory(frozen=PRODUCT_BYTES["bfloat16"] * (wide + map_numbers))
+    held = sum((learner.resident for learner in learners), Memory(frozen=-shared))
+    phases = {}
+    for name, more in working.items():
+        phase = running + partition.working_part(held + more)
+        if partition.stage == 3:  # room for the gradients of all learners is kept
+            part = ceil(held.weights / partition.num_devices)
+            phase = replace(phase, gradients=part + len(learners) * partition.bucket)
+        phases[name] = phase
+    return {"loading": loading, **phases}
 
 
 def training_memory(
     inputs: StageInputs, num_parameters: int, config: TrainerConfig, rows: Rows
 ) -> Memory:
-    """One micro batch of an optimiser step; rows: of one rank in a step."""
+    """One micro batch of a rank in an optimiser step on such rows, before ZeRO parts it."""
     shape, passes = inputs.shape, rows.passes
-    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, config.micro_batch_tokens)
-    logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.logit_tokens))
-    repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
-    if logits and has_narrow_weights(config):  # the head in float32, as it multiplies
+    count = counts.rows_of_rank(rows.count, config.ranks)
+    tokens = counts.most_micro_batch_tokens(count, rows.length, config.micro_batch_tokens)
+    logits = passes * vocabulary_set(shape, min(tokens, count * rows.logit_tokens))
+    if logits and partition_of(config).is_narrow:  # the head in float32, as it multiplies
         logits += FLOAT_BYTES * shape.vocab_size * shape.hidden_size
-    kept = gradient_set(inputs, config, passes * tokens, repeated_keys)
+    repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
+    kept = _gradient_set(inputs, config, passes * tokens, repeated_keys)
     learning = trained_parameters(shape, config, num_parameters)
+    frozen = num_parameters + adapter_parameters(shape, config) - learning
     memory = trained(learning, kept + logits, config.optimiser)
-    frozen = untrained_parameters(shape, config, num_parameters)
+    if config.ranks > 1:
+        # Gradients are added up in a bucket, when there are no activations.
+        bucket = min(memory.gradients, FLOAT_BYTES * chunk_sizes.BUCKET)
+        memory = replace(memory, activations=max(memory.activations, bucket))
     return replace(memory, frozen=inputs.frozen_bytes(frozen, narrow_layers(inputs, config)))
 
 
@@ -273,20 +349,22 @@ def narrow_layers(inputs: StageInputs, config: TrainerConfig) -> int:
     return inputs.shape.upper(config.trainable_layers).num_layers * has_narrow
 
 
-def gradient_set(
+def _gradient_set(
     inputs: StageInputs, config: TrainerConfig, tokens: int, repeated_keys: int
 ) -> int:
-    """Bytes of a pass of the trained layers with gradient; `repeated_keys` as in `Rows`."""
+    """Bytes of a pass of the trained layers with gradient: what autograd keeps (`repeated_keys` as
+    in `Rows`), and one layer's gradients on the way."""
     upper = inputs.shape.upper(config.trainable_layers)
-    kept = backward_set(
+    kept = kept_activations(
         upper,
         tokens,
         repeated_keys,
         is_recomputed=config.gradient_checkpointing,
         has_dropout=isinstance(config, TrainConfig) and config.dropout > 0,
         precision=config.precision,
-        has_narrow_weights=has_narrow_weights(config),
+        has_narrow_weights=partition_of(config).is_narrow,
     )
+    kept += forward_set(upper, tokens)
     if config.lora is None:
         return kept
     if narrow := narrow_layers(inputs, config):  # no copy of weights is made
@@ -298,21 +376,19 @@ def gradient_set(
 
 
 def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
-    """How many learn of a model that has so many."""
+    """How many learn of a model that has so many.
+
+    Under adapters these, and what a scorer has beyond the trunk; of a policy nothing beyond them.
+    """
     if config.lora is None:
         return num_parameters - shape.frozen_parameters(config.trainable_layers)
-    adapters = shape.upper(config.trainable_layers).adapter_parameters(config.lora.rank)
-    return adapters + _heads(shape, num_parameters)
-
-
-def untrained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
-    """How many of them do not learn; adapters are beside them."""
-    if config.lora is None:
-        return shape.frozen_parameters(config.trainable_layers)
-    return num_parameters - _heads(shape, num_parameters)
-
-
-def _heads(shape: ModelShape, num_parameters: int) -> int:
-    """Of a scorer, what it has beyond the trunk; of a policy, nothing learns beyond adapters."""
     is_policy = num_parameters == shape.policy_parameters
-    return 0 if is_policy else num_parameters - shape.trunk_parameters
+    heads = 0 if is_policy else num_parameters - shape.trunk_parameters
+    return adapter_parameters(shape, config) + heads
+
+
+def adapter_parameters(shape: ModelShape, config: TrainerConfig) -> int:
+    """How many adapters add to a model."""
+    if config.lora is None:
+        return 0
+    return shape.upper(config.trainable_layers).adapter_parameters(config.lora.rank)

@@ -13,15 +13,14 @@ from math import ceil
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.training import ModelConfig
-from trimtab.models.estimates.memory import Memory
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.work import (
+    Answers,
     Rows,
     StageInputs,
     Work,
-    sampling_memory,
-    sampling_steps,
-    scoring_memory,
+    passing_work,
+    sampling_work,
 )
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.prompts import OPTIONS, Kind
@@ -40,9 +39,7 @@ def judge_preferences(config: JudgePreferencesConfig, inputs: StageInputs) -> Wo
     train, held_out = inputs.amounts.train_pairs, inputs.amounts.held_out_pairs
     available = [train if split == "train" else held_out for split in config.splits]
     pairs = sum(counts.num_taken(count, config.max_pairs) for count in available)
-    shown = Rows(pairs, inputs.amounts.pair_tokens)
-    field = "judge_preferences.judge.local_model"
-    return judge_work(config.judge, inputs, "compare", shown, field)
+    return _compared(config.judge, inputs, pairs, "judge_preferences.judge.local_model")
 
 
 def judge_answers(config: JudgeAnswersConfig, inputs: StageInputs) -> Work:
@@ -53,8 +50,12 @@ def judge_answers(config: JudgeAnswersConfig, inputs: StageInputs) -> Work:
         num_sets = inputs.amounts.eval_sets - 1 if config.sets is None else len(config.sets)
         prompts = counts.num_taken(prompts, num_sets * config.max_prompts)
     pairs = prompts * policies * (policies - 1) // 2
+    return _compared(config.judge, inputs, pairs, "judges.judge.local_model")
+
+
+def _compared(judge: JudgeConfig, inputs: StageInputs, pairs: int, field: str) -> Work:
     shown = Rows(pairs, inputs.amounts.pair_tokens)
-    return judge_work(config.judge, inputs, "compare", shown, "judges.judge.local_model")
+    return Work(examples=pairs) + judge_work(judge, inputs, "compare", shown, field)
 
 
 def judge_work(
@@ -62,73 +63,42 @@ def judge_work(
 ) -> Work:
     """A judge's verdicts on what it is shown: pairs, in both orders, or single answers.
 
-    `field`: what names the local model in the run's configuration.
+    Of one token, whose probabilities are read, a verdict takes a single pass. Longer ones are
+    sampled, and pass once more where probabilities are read. `field`: what names the local model in
+    the run's configuration.
     """
+    work = Work()
     if judge.local_model is None:
-        return Work(examples=shown.count)
-    model = ModelConfig(base=judge.local_model)
-    theirs = replace(inputs, shape=shape_of(model, field, is_trained=False))
-    orders = counts.NUM_ORDERS if kind == "compare" else 1
-    requests = shown.count * orders * judge.num_samples
+        return work
+    local = local_inputs(inputs, judge.local_model, field)
+    requests = shown.count * judge.num_samples * (counts.NUM_ORDERS if kind == "compare" else 1)
     asked = shown.length + _instruction_tokens(judge, kind)
-    work = Work(examples=shown.count)
-    thoughts = 0
     if judge.chain_of_thought:
-        thoughts = judge.max_thought_tokens
-        work = replace(
-            work,
-            sampled_tokens=requests * thoughts,
-            sampling_steps=judge_steps(requests, asked, thoughts),
-            forward_tokens=requests * asked,
-            phases={"thinking": judge_sampling_memory(theirs, requests, asked, thoughts)},
-        )
-    return _with_verdicts(judge, theirs, kind, requests, asked + thoughts, work)
-
-
-def _with_verdicts(
-    judge: JudgeConfig, theirs: StageInputs, kind: Kind, requests: int, asked: int, work: Work
-) -> Work:
-    """With the verdicts: of one token, whose probabilities are read, they take a single pass.
-
-    Longer ones are sampled, and pass once more where probabilities are read.
-    """
+        work += answering_work(local, "thinking", requests, asked, judge.max_thought_tokens)
+        asked += judge.max_thought_tokens
     verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
-    rows = Rows(requests, min(asked + verdict, theirs.shape.context), logit_tokens=verdict)
-    at_once = replace(rows, count=counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE))
-    passing = scoring_memory(theirs, theirs.policy_bytes, at_once)
-    forward, sampled, steps = work.forward_tokens, work.sampled_tokens, work.sampling_steps
     if judge.top_logprobs:
-        forward += rows.tokens
+        rows = Rows(requests, min(asked + verdict, local.shape.context), logit_tokens=verdict)
+        at_once = chunk_sizes.REQUESTS_AT_ONCE
+        work += passing_work(local, local.policy_bytes, rows, phase="judging", at_once=at_once)
     if verdict > 1 or not judge.top_logprobs:
-        forward, sampled = forward + requests * asked, sampled + requests * verdict
-        steps += judge_steps(requests, asked, verdict)
-        generating = judge_sampling_memory(theirs, requests, asked, verdict)
-        passing = max(passing, generating, key=lambda phase: phase.total)
-    return replace(
-        work,
-        forward_tokens=forward,
-        sampled_tokens=sampled,
-        sampling_steps=steps,
-        phases={**work.phases, "judging": passing},
-    )
+        work += answering_work(local, "judging", requests, asked, verdict)
+    return work
 
 
-def judge_sampling_memory(
-    theirs: StageInputs, requests: int, asked: int, max_new_tokens: int
-) -> Memory:
-    """Answers of a local model, whose weights are those of a policy of its shape."""
-    at_once = counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE)
-    prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
-    return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
+def local_inputs(inputs: StageInputs, local_model: str, field: str) -> StageInputs:
+    """A stage's inputs with the local model in the place of its own; `field` names it."""
+    shape = shape_of(ModelConfig(base=local_model), field, is_trained=False)
+    return replace(inputs, shape=shape)
 
 
-def judge_steps(requests: int, asked: int, max_new_tokens: int) -> int:
-    """Tokens that a local model's batches draw one after another."""
-    whole, rest = divmod(requests, chunk_sizes.REQUESTS_AT_ONCE)
-    sizes = [(whole, chunk_sizes.REQUESTS_AT_ONCE), (1, rest)]
-    return sum(
-        times * sampling_steps(count, asked, max_new_tokens, at_least=1) for times, count in sizes
-    )
+def answering_work(
+    local: StageInputs, phase: str, requests: int, asked: int, max_new_tokens: int
+) -> Work:
+    """A local model's answers to requests of so many tokens."""
+    answers = Answers(requests, asked, max_new_tokens)
+    at_once = chunk_sizes.REQUESTS_AT_ONCE
+    return sampling_work(local, local.policy_bytes, answers, phase=phase, at_once=at_once)
 
 
 def asked_tokens(judge: JudgeConfig, pairs: int, tokens: int) -> int:

@@ -5,7 +5,6 @@ pairs and its own answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
 
 from trimtab.models import counts
@@ -25,8 +24,7 @@ from trimtab.models.estimates.work import (
     Rows,
     StageInputs,
     Work,
-    scoring_memory,
-    supervised_memory,
+    passing_work,
     supervised_work,
 )
 
@@ -56,15 +54,9 @@ def constitutional_sft(config: ConstitutionalSFTConfig, inputs: StageInputs) -> 
 
 def dpo(config: DPOConfig, inputs: StageInputs) -> Work:
     """Pairs pass under the reference once; then the policy alone learns from them."""
-    work, pairs = cpl(config, inputs), _pairs(inputs)
     weights = FLOAT_BYTES * inputs.shape.policy_parameters + inputs.policy_bytes
-    likelihoods = scoring_memory(inputs, weights, pairs)
-    return replace(
-        work,
-        forward_tokens=pairs.tokens,
-        passed_logits=pairs.tokens,
-        phases={**work.phases, "reference": likelihoods},
-    )
+    reference = passing_work(inputs, weights, _pairs(inputs), phase="reference")
+    return cpl(config, inputs) + reference
 
 
 def cpl(config: CPLConfig | DPOConfig, inputs: StageInputs) -> Work:
@@ -131,17 +123,13 @@ def _policy(
 
     Each update passes what it rehearses as well, as long as any dialogue can be.
     """
-    train, parameters = config.train, inputs.shape.policy_parameters
-    work = supervised_work(inputs, train, parameters, rows, parts)
     longest = inputs.amounts.dialogue_tokens
-    for count in counts.nll_batch_sizes(config, inputs.has_rehearsal).values():
-        drawn = Rows(count, longest, logit_tokens=longest)
-        rehearsing = supervised_memory(inputs, train, parameters, drawn)["training"]
-        training = max(work.phases["training"], rehearsing, key=lambda phase: phase.total)
-        work = replace(
-            work,
-            trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
-            trained_logits=work.trained_logits + work.optimiser_steps * drawn.tokens,
-            phases={**work.phases, "training": training},
-        )
-    return work
+    rehearsed = counts.nll_batch_sizes(config, inputs.has_rehearsal).values()
+    return supervised_work(
+        inputs,
+        config.train,
+        inputs.shape.policy_parameters,
+        rows,
+        parts=parts,
+        further=[Rows(count, longest, logit_tokens=longest) for count in rehearsed],
+    )

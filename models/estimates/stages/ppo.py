@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
 
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
+from trimtab.models.estimates.memory import (
+    FLOAT_BYTES,
+    PRODUCT_BYTES,
+    Memory,
+    largest,
+    partition_of,
+)
 from trimtab.models.estimates.stages.judging import judge_work
 from trimtab.models.estimates.work import (
+    Answers,
     Rows,
     StageInputs,
     Work,
-    has_narrow_weights,
-    narrow_layers,
-    sampling_memory,
-    sampling_steps,
-    scoring_memory,
+    adapter_parameters,
+    passing_work,
+    sampling_work,
     trained_parameters,
+    trainer_phases,
     training_memory,
-    untrained_parameters,
     vllm_memory,
 )
 
@@ -32,52 +35,43 @@ def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
     Without a scorer the first rank has the judge beside all else, which rates each answer, as if
     it were another than those before.
     """
-    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
     planned = counts.ppo_counts(config, inputs.amounts.prompts_of(config.prompts))
+    _, row = inputs.prompt_and_row(config.max_new_tokens)
+    response, num_scorers = config.max_new_tokens + 1, len(inputs.scorer_heads)
     answers = Rows(planned.steps * planned.rollout, row)
-    passes_learned = config.num_epochs * planned.rollout
-    learned = passes_learned * (planned.steps + planned.policy_steps)
-    nll = _nll_rows(config, inputs)
-    updates, response = planned.policy_updates(planned.steps), config.max_new_tokens + 1
-    nll_logits = sum(rows.count * rows.logit_tokens for rows in nll)
-    at_least = counts.least_sampling_batches(config.ranks)
-    steps = sampling_steps(planned.rollout, prompt, config.max_new_tokens, at_least=at_least)
-    judging = Work(examples=answers.count)
-    if config.scoring.judge is not None and not inputs.scorer_bytes:
+    judging = Work()
+    if config.scoring.judge is not None and not num_scorers:
         field = "ppo.scoring.judge.local_model"
         judging = judge_work(config.scoring.judge, inputs, "score", answers, field)
-    # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
-    passes = 2 + len(inputs.scorer_bytes)
-    passes += PRODUCT_BYTES[config.precision] < FLOAT_BYTES or config.vllm is not None
-    return Work(
+    if config.zero is not None and config.zero.stage == 3:
+        # Models that only run are narrow there as a whole, which their partition counts.
+        inputs = replace(inputs, is_narrow=False)
+    sampling = _sampling(config, inputs, planned.rollout).times(planned.steps)
+    # What is sampled in narrow products, or by vLLM, the policy passes once more.
+    num_policies = 1 + (PRODUCT_BYTES[config.precision] < FLOAT_BYTES or config.vllm is not None)
+    learned = config.num_epochs * planned.rollout
+    updates, nll = planned.policy_updates(planned.steps), _nll_rows(config, inputs)
+    work = Work(
         examples=answers.count,
         num_ranks=config.ranks,
         optimiser_steps=planned.steps * planned.updates,
-        sampled_tokens=answers.count * config.max_new_tokens + judging.sampled_tokens,
-        sampling_steps=planned.steps * steps + judging.sampling_steps,
-        passed_logits=(passes - 1 - len(inputs.scorer_bytes)) * answers.count * response,
-        forward_tokens=answers.count * prompt + passes * answers.tokens + judging.forward_tokens,
-        trained_tokens=learned * row + updates * sum(rows.tokens for rows in nll),
-        trained_logits=passes_learned * planned.policy_steps * response + updates * nll_logits,
+        passed_logits=num_policies * answers.count * response,
+        forward_tokens=(num_policies + 1 + num_scorers) * answers.tokens,
+        trained_tokens=learned * (planned.steps + planned.policy_steps) * row
+        + updates * sum(rows.tokens for rows in nll),
+        trained_logits=learned * planned.policy_steps * response
+        + updates * sum(rows.count * rows.logit_tokens for rows in nll),
         parameters=sum(
             trained_parameters(inputs.shape, config, parameters)
             for parameters in (inputs.shape.policy_parameters, _critic_parameters(config, inputs))
         ),
-        phases=_with_judge(_phases(config, inputs, planned), judging.phases),
     )
-
-
-def _with_judge(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dict[str, Memory]:
-    """Phases with a judge's weights in each, and those in which it works."""
-    weights = max((phase.frozen for phase in judging.values()), default=0)
-    others = {
-        name: replace(phases["sampling"], activations=phase.activations, cache=phase.cache)
-        for name, phase in judging.items()
-    }
-    return {
-        name: replace(phase, frozen=phase.frozen + weights)
-        for name, phase in (phases | others).items()
-    }
+    phases = _phases(config, inputs, planned, sampling.phases["sampling"])
+    judge = Memory(frozen=max((phase.frozen for phase in judging.phases.values()), default=0))
+    held = replace(phases["sampling"], activations=0, cache=0)
+    rating = {name: replace(phase, frozen=0) + held for name, phase in judging.phases.items()}
+    total = work + sampling + judging
+    return replace(total, phases=phases | rating).beside(judge)
 
 
 def _critic_parameters(config: PPOConfig, inputs: StageInputs) -> int:
@@ -97,183 +91,83 @@ def _nll_rows(config: PPOConfig, inputs: StageInputs) -> list[Rows]:
     return [Rows(count, longest[source], response) for source, count in drawn.items()]
 
 
-def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -> dict[str, Memory]:
+def _sampling(config: PPOConfig, inputs: StageInputs, num_prompts: int) -> Work:
+    """What a step samples; with float32 weights on a GPU beside their narrow copies."""
+    copies = 0
+    if inputs.is_narrow and config.zero is None and config.lora is None:
+        copies = PRODUCT_BYTES["bfloat16"] * inputs.shape.num_layers * inputs.shape.map_numbers
+    answers = Answers(num_prompts, inputs.amounts.prompt_tokens, config.max_new_tokens)
+    return sampling_work(inputs, copies, answers, num_ranks=config.ranks)
+
+
+def _phases(
+    config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts, sampling: Memory
+) -> dict[str, Memory]:
     """Both optimisers stay in memory throughout; gradients are of one model at a time, but under
     stage 3 of ZeRO room for those of both is kept.
 
-    What policy and critic do not train, reference and first scorer share where they are their
-    starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
+    Reference and scorers come first, then the policy, then the critic. In the end the first rank
+    has policy and critic whole.
     """
-    if config.zero is not None and config.zero.stage == 3:
-        # Models that only run are narrow there as a whole, which `Memory.partitioned` counts.
-        inputs = replace(inputs, is_narrow=False)
     num_policy, num_critic = inputs.shape.policy_parameters, _critic_parameters(config, inputs)
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     batch = counts.num_taken(planned.rollout, config.train_batch)
-
-    def own(rows: Rows) -> Rows:
-        return replace(rows, count=counts.rows_of_rank(rows.count, config.ranks))
-
-    learned = [Rows(batch, row, response), *_nll_rows(config, inputs)]
-    policy = [training_memory(inputs, num_policy, config, own(rows)) for rows in learned]
-    critic = training_memory(inputs, num_critic, config, own(Rows(batch, row)))
+    rows = [Rows(batch, row, response), *_nll_rows(config, inputs)]
+    policy = largest(*(training_memory(inputs, num_policy, config, each) for each in rows))
+    critic = training_memory(inputs, num_critic, config, Rows(batch, row))
+    answers = Rows(counts.rows_of_rank(planned.rollout, config.ranks), row, response)
+    partition = partition_of(config)
     others = inputs.policy_bytes + sum(inputs.scorer_bytes)
-    stages = _loading_and_saving(config, policy[0], critic, others)
-    if narrow_layers(inputs, config):
-        # The critic is, before it has adapters; where lower layers are shared the policy is, too.
-        wide = [num_critic, num_policy][: 1 if config.trainable_layers is None else 2]
-        frozen = sum(untrained_parameters(inputs.shape, config, number) for number in wide)
-        kept = critic.frozen + (policy[0].frozen if len(wide) == 2 else 0)
-        loading = stages["loading"]
-        loading = replace(loading, frozen=loading.frozen + FLOAT_BYTES * frozen - kept)
-        stages["loading"] = loading
-    working = {
-        "sampling": _sampling(config, inputs, planned.rollout),
-        "scoring": scoring_memory(inputs, 0, own(Rows(planned.rollout, row, response))),
-        "critic update": critic,
-        "policy update": max(policy, key=lambda phase: phase.total),
-    }
-    resident = _resident(config, inputs, policy[0], critic)
-    held = {
-        name: replace(
-            resident,
-            gradients=phase.gradients,
-            frozen=resident.frozen + (phase.frozen if name == "sampling" else 0),
-            activations=phase.activations,
-            cache=phase.cache,
-        )
-        for name, phase in working.items()
-    }
-    beside = 0
+    phases = trainer_phases(
+        inputs,
+        config,
+        [policy, critic],
+        {
+            "sampling": sampling if config.vllm is None else Memory(),
+            "scoring": passing_work(inputs, 0, answers).phases["scoring"],
+            "critic update": critic.transient,
+            "policy update": policy.transient,
+        },
+        others,
+        _shared(config, inputs),
+    )
+    both = replace(policy.resident + critic.resident, optimiser=0)
+    phases["saving"] = both + partition.running_part(others)
+    if partition.stage == 0:  # its state is kept to the end
+        phases["saving"] += Memory(optimiser=policy.optimiser + critic.optimiser)
+    if partition.stage == 3:  # a model that samples or scores is whole
+        scored = max(inputs.policy_bytes, *inputs.scorer_bytes, FLOAT_BYTES * num_critic)
+        for name, whole in (("sampling", inputs.policy_bytes), ("scoring", scored)):
+            phases[name] += Memory(frozen=whole // partition.width)
     if config.vllm is not None:  # on a GPU only while it samples: then this is a bound
         beside = vllm_memory(config.vllm, inputs.shape, PRODUCT_BYTES[config.precision])
-    later = {**_partitioned(config, inputs, held), "saving": stages["saving"]}
-    working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
-    return {"loading": stages["loading"], **working}
+        later = phases.keys() - {"loading"}
+        phases = dict(Work(phases=phases).beside(Memory(frozen=beside), *later).phases)
+    return phases
 
 
-def _sampling(config: PPOConfig, inputs: StageInputs, num_prompts: int) -> Memory:
-    """What sampling takes beside the models; with float32 weights on a GPU their narrow copies."""
-    if config.vllm is not None:
-        return Memory()
-    copies = 0
-    if inputs.is_narrow and config.zero is None and config.lora is None:
-        copies = PRODUCT_BYTES["bfloat16"] * inputs.shape.num_layers * inputs.shape.map_numbers
-    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    at_least = counts.least_sampling_batches(config.ranks)
-    return sampling_memory(
-        inputs, copies, num_prompts, prompt, config.max_new_tokens, at_least=at_least
-    )
-
-
-def _resident(config: PPOConfig, inputs: StageInputs, policy: Memory, critic: Memory) -> Memory:
-    """What is there in every phase but loading and saving."""
-    frozen = inputs.policy_bytes + sum(inputs.scorer_bytes) + policy.frozen + critic.frozen
-    if config.zero is None or config.zero.stage < 3:
-        if inputs.starts_as_reference:
-            frozen -= _in_common(config, inputs, inputs.shape.policy_parameters)
-        if config.critic_init == "scorer":
-            frozen -= _in_common(config, inputs, _critic_parameters(config, inputs))
-    return Memory(
-        weights=policy.weights + critic.weights,
-        optimiser=policy.optimiser + critic.optimiser,
-        frozen=frozen,
-    )
+def _shared(config: PPOConfig, inputs: StageInputs) -> int:
+    """Bytes of what policy and critic do not train that reference and first scorer share with
+    them, where they are their starts; under stage 3 of ZeRO none."""
+    if partition_of(config).stage == 3:
+        return 0
+    shared = 0
+    if inputs.starts_as_reference:
+        shared += _in_common(config, inputs, inputs.shape.policy_parameters)
+    if config.critic_init == "scorer":
+        shared += _in_common(config, inputs, _critic_parameters(config, inputs))
+    return shared
 
 
 def _in_common(config: PPOConfig, inputs: StageInputs, num_parameters: int) -> int:
     """Bytes that a frozen model does not hold, as the one that started as it has these weights."""
     shape = inputs.shape
-    upper = shape.upper(config.trainable_layers).num_layers
-    shared, layers = untrained_parameters(shape, config, num_parameters), shape.num_layers
+    upper, layers = shape.upper(config.trainable_layers).num_layers, shape.num_layers
+    learning = trained_parameters(shape, config, num_parameters)
+    shared = num_parameters + adapter_parameters(shape, config) - learning
     if config.lora is None:
         layers -= upper
     elif inputs.is_narrow and config.zero is not None:  # adapters are added to float32 weights
         shared, layers = shared - upper * shape.map_numbers, layers - upper
     return inputs.frozen_bytes(shared, layers)
-
-
-def _loading_and_saving(
-    config: PPOConfig, policy: Memory, critic: Memory, others: int
-) -> dict[str, Memory]:
-    """Reference and scorers (`others`, bytes) come first, then the policy, then the critic.
-
-    In the end the first rank has policy and critic whole.
-    """
-    zero, ranks = config.zero, config.ranks
-    if zero is None:
-        weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
-        both = Memory(weights=weights, frozen=frozen)
-        optimiser = policy.optimiser + critic.optimiser  # whose state is kept to the end
-        return {"loading": both, "saving": replace(both, optimiser=optimiser)}
-    is_narrow = has_narrow_weights(config)
-    held = _frozen_parts(config, others)
-    prepared = policy.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
-    apart = Memory(optimiser=ceil(policy.weights / ranks))  # its copy of weights; no moments yet
-    loaded = policy.weights // (1 + is_narrow)
-    if zero.stage == 3:
-        apart = replace(apart, weights=ceil(loaded / ranks))
-    if zero.offload:
-        apart = apart.offloaded(zero.stage)
-    loading = critic.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
-    return {
-        "loading": Memory(
-            weights=loading.weights + (apart.weights if zero.stage == 3 else loaded),
-            gradients=loading.gradients + (prepared.gradients if zero.stage == 3 else 0),
-            optimiser=loading.optimiser + apart.optimiser,
-            frozen=loading.frozen + prepared.frozen + held.frozen,
-            host=loading.host + apart.host + held.host,
-        ),
-        "saving": Memory(
-            weights=policy.weights + critic.weights,
-            frozen=policy.frozen + critic.frozen + held.frozen,
-            host=held.host,
-        ),
-    }
-
-
-def _frozen_parts(config: PPOConfig, weights: int) -> Memory:
-    """What a rank holds of models that only run; under stage 3 in parts, and narrow as the rest."""
-    assert config.zero is not None
-    is_narrow = has_narrow_weights(config) and config.zero.stage == 3
-    held = Memory(frozen=weights)
-    found = held.partitioned(
-        config.zero.stage, config.ranks, config.zero.offload, is_narrow=is_narrow
-    )
-    return replace(found, gradients=0)
-
-
-def _partitioned(
-    config: PPOConfig, inputs: StageInputs, held: dict[str, Memory]
-) -> dict[str, Memory]:
-    """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
-    zero, ranks, is_narrow = config.zero, config.ranks, has_narrow_weights(config)
-    if zero is None:
-        return held
-    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
-    parts = {}
-    for name, phase in held.items():
-        own = replace(phase, frozen=max(0, phase.frozen - others))
-        part = own.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
-        beside = _frozen_parts(config, phase.frozen - own.frozen)
-        parts[name] = replace(
-            part, frozen=part.frozen + beside.frozen, host=part.host + beside.host
-        )
-    if zero.stage < 3:
-        return parts
-    gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
-    both = gradients.partitioned(3, ranks, is_narrow=is_narrow).gradients
-    bucket = Memory().partitioned(3, ranks, is_narrow=is_narrow).gradients
-    scored = (inputs.policy_bytes, *inputs.scorer_bytes)
-    largest = max(*scored, FLOAT_BYTES * _critic_parameters(config, inputs))
-    gathered = {"sampling": inputs.policy_bytes, "scoring": largest}
-    width = 2 if is_narrow else 1
-    return {
-        name: replace(
-            phase,
-            gradients=both + bucket,
-            frozen=phase.frozen + gathered.get(name, 0) // width,
-        )
-        for name, phase in parts.items()
-    }

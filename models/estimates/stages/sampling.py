@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
-from trimtab.models.config.training import ModelConfig
-from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.estimates.memory import Memory
 from trimtab.models.estimates.stages.judging import (
-    judge_sampling_memory,
-    judge_steps,
+    answering_work,
     judge_work,
+    local_inputs,
     text_tokens,
 )
 from trimtab.models.estimates.work import (
+    Answers,
     Rows,
     StageInputs,
     Work,
-    sampling_memory,
-    sampling_steps,
-    scoring_memory,
+    passing_work,
+    sampling_work,
 )
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.rubrics import load_questions
@@ -64,37 +61,19 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     One after another, scorer, held-out reward models and reference are loaded beside the policy. A
     judge of harm is taken to see all answers.
     """
-    prompts = inputs.amounts.eval_prompts
-    work = _sampled(config, inputs, prompts, config.num_candidates)
+    prompts, frozen = inputs.amounts.eval_prompts, 2 * inputs.policy_bytes
     packed = _packed(inputs, prompts, config.num_candidates, config.max_new_tokens)
     _, row = inputs.prompt_and_row(config.max_new_tokens)
-    best, both = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1), 2 * inputs.policy_bytes
-    passed = (1 + inputs.num_heldout_models) * packed.tokens + 2 * best.tokens
-    work = replace(
-        work,
-        forward_tokens=work.forward_tokens + passed,
-        passed_logits=2 * best.count * best.logit_tokens,
-        phases={
-            **work.phases,
-            "scoring": scoring_memory(inputs, both, packed),
-            "likelihoods": scoring_memory(inputs, both, best),
-        },
-    )
+    best = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1)
+    num_scorers = 1 + inputs.num_heldout_models
+    work = _sampled(config, inputs, prompts, config.num_candidates)
+    work += passing_work(inputs, frozen, packed, times=num_scorers)
+    work += passing_work(inputs, frozen, best, phase="likelihoods", times=2)
     if config.harmless is None:
         return work
     field = "evaluate.harmless.judge.local_model"
-    asked = judge_work(config.harmless.judge, inputs, "score", best, field)
-    judging = {
-        name: replace(phase, frozen=phase.frozen + inputs.policy_bytes)
-        for name, phase in asked.phases.items()
-    }
-    return replace(
-        work,
-        sampled_tokens=work.sampled_tokens + asked.sampled_tokens,
-        sampling_steps=work.sampling_steps + asked.sampling_steps,
-        forward_tokens=work.forward_tokens + asked.forward_tokens,
-        phases={**work.phases, **judging},
-    )
+    judging = judge_work(config.harmless.judge, inputs, "score", best, field)
+    return work + judging.beside(Memory(frozen=inputs.policy_bytes))
 
 
 def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
@@ -103,32 +82,23 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     A judge behind an endpoint works elsewhere. How many prompts are of a category is not known
     before: they are taken to be all.
     """
-    count = num_revised(config, inputs)
+    count, judge = num_revised(config, inputs), config.judge
     work = _sampled(config, inputs, count, 1)
-    judge = config.judge
     if judge.local_model is None:
         return work
-    field = "constitution.revise.judge.local_model"
-    shape = shape_of(ModelConfig(base=judge.local_model), field, is_trained=False)
-    theirs = replace(inputs, shape=shape)
+    local = local_inputs(inputs, judge.local_model, "constitution.revise.judge.local_model")
     questions = load_questions()
     told = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     asked = prompt + revision_tokens(config, inputs) + text_tokens(told + MAX_CHARACTERS)
-    critique = config.max_critique_tokens if config.critique else 0
-    first = asked + (text_tokens(len(questions["revise critique"])) if config.critique else 0)
-    room = counts.prompt_room(shape.context, config.max_revision_tokens)
-    second = min(first + critique, room)
-    steps = count * config.num_revisions
-    revising = judge_sampling_memory(theirs, count, second, config.max_revision_tokens)
-    return replace(
-        work,
-        sampled_tokens=work.sampled_tokens + steps * (critique + config.max_revision_tokens),
-        sampling_steps=work.sampling_steps
-        + config.num_revisions * judge_steps(count, second, critique + config.max_revision_tokens),
-        forward_tokens=work.forward_tokens + steps * (second + (first if config.critique else 0)),
-        phases={**work.phases, "revising": revising},
-    )
+    revision = Work()
+    if config.critique:
+        asked += text_tokens(len(questions["revise critique"]))
+        critique = config.max_critique_tokens
+        revision += answering_work(local, "revising", count, asked, critique)
+        asked += critique
+    revision += answering_work(local, "revising", count, asked, config.max_revision_tokens)
+    return work + revision.times(config.num_revisions)
 
 
 def num_revised(config: ReviseConfig, inputs: StageInputs) -> int:
@@ -145,25 +115,11 @@ def revision_tokens(config: ReviseConfig, inputs: StageInputs) -> int:
 
 def _sampled(config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int) -> Work:
     """Several answers of a policy to each prompt."""
-    samples, max_new_tokens = prompts * num_responses, config.max_new_tokens
-    prompt, _ = inputs.prompt_and_row(max_new_tokens)
     ranks = 1 if isinstance(config, ReviseConfig) else config.ranks
-    phase = sampling_memory(
-        inputs,
-        inputs.policy_bytes,
-        samples,
-        prompt,
-        max_new_tokens,
-        at_least=counts.least_sampling_batches(ranks),
-        vllm=config.vllm,
-    )
-    return Work(
-        examples=prompts,
-        num_ranks=ranks,
-        sampled_tokens=samples * max_new_tokens,
-        sampling_steps=sampling_steps(samples, prompt, max_new_tokens),
-        forward_tokens=samples * prompt,
-        phases={"sampling": phase},
+    count, prompt = prompts * num_responses, inputs.amounts.prompt_tokens
+    answers = Answers(count, prompt, config.max_new_tokens)
+    return Work(examples=prompts, num_ranks=ranks) + sampling_work(
+        inputs, inputs.policy_bytes, answers, num_ranks=ranks, vllm=config.vllm
     )
 
 
@@ -177,10 +133,6 @@ def _scored(
     config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int, frozen: int
 ) -> Work:
     """Several answers to each prompt, and their scores by scorers of `frozen` bytes."""
-    work = _sampled(config, inputs, prompts, num_responses)
     packed = _packed(inputs, prompts, num_responses, config.max_new_tokens)
-    return replace(
-        work,
-        forward_tokens=work.forward_tokens + packed.tokens,
-        phases={**work.phases, "scoring": scoring_memory(inputs, frozen, packed)},
-    )
+    scoring = passing_work(inputs, frozen, packed)
+    return _sampled(config, inputs, prompts, num_responses) + scoring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trimtab.models import chunk_sizes, counts
@@ -17,20 +18,18 @@ from trimtab.models.config.reward import (
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import ModelConfig, TrainConfig
-from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
+from trimtab.models.estimates.memory import FLOAT_BYTES, Memory, partition_of
 from trimtab.models.estimates.shapes import PlanError, shape_of
 from trimtab.models.estimates.work import (
+    Answers,
     Rows,
     StageInputs,
     Work,
-    gradient_set,
-    has_narrow_weights,
     narrow_layers,
-    sampling_memory,
-    sampling_steps,
-    scoring_memory,
-    supervised_memory,
+    passing_work,
+    sampling_work,
     supervised_work,
+    training_memory,
 )
 
 
@@ -38,12 +37,7 @@ def trunk_cache(config: TrunkCacheConfig | EmbeddingsConfig, inputs: StageInputs
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
     pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
     weights = FLOAT_BYTES * inputs.shape.policy_parameters
-    scoring = scoring_memory(inputs, weights, pairs)
-    return Work(
-        examples=pairs.count,
-        forward_tokens=pairs.tokens,
-        phases={"lower layers": scoring},
-    )
+    return Work(examples=pairs.count) + passing_work(inputs, weights, pairs, phase="lower layers")
 
 
 def embeddings(config: EmbeddingsConfig, inputs: StageInputs) -> Work:
@@ -62,14 +56,10 @@ def external_reward_model(config: ExternalRewardModelConfig, inputs: StageInputs
         shape = shape_of(ModelConfig(base=config.model), "ensemble.reward_models", is_trained=False)
     except PlanError:
         return Work(examples=inputs.amounts.pairs)
-    own = replace(inputs, shape=shape)
-    pairs = Rows(own.amounts.pairs, own.pair_tokens)
-    frozen = own.frozen_bytes(shape.scorer_parameters(1), shape.num_layers)
-    return Work(
-        examples=pairs.count,
-        forward_tokens=pairs.tokens,
-        phases={"scoring": scoring_memory(own, frozen, pairs)},
-    )
+    inputs = replace(inputs, shape=shape)
+    pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
+    frozen = inputs.frozen_bytes(shape.scorer_parameters(1), shape.num_layers)
+    return Work(examples=pairs.count) + passing_work(inputs, frozen, pairs)
 
 
 def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
@@ -84,31 +74,39 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     work = _on_pairs(config, inputs, num_heads=1, num_scored=num_scored)
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
-        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
+        work += Work(forward_tokens=again * inputs.pair_tokens)
     return work
 
 
 def _on_pairs(
-    config: PairLossConfig, inputs: StageInputs, *, num_heads: int, num_scored: int
+    config: PairLossConfig,
+    inputs: StageInputs,
+    *,
+    num_heads: int,
+    num_scored: int,
+    further: Sequence[Rows] = (),
 ) -> Work:
-    """Training a scorer on pairs with the terms of its loss, then scoring `num_scored` pairs."""
+    """Training a scorer on pairs with the terms of its loss, then scoring `num_scored` pairs;
+    `further` rows as in `supervised_work`.
+    """
     train, shape, term = config.train, inputs.shape, config.contrastive
     # The policy's head for the imitation term: none where it is the embedding; adapters leave it.
     head = shape.policy_parameters - shape.trunk_parameters if config.imitation_coef > 0 else 0
-    further = head if train.lora is None else 0
+    terms = head if train.lora is None else 0
     if term is not None and term.kind == "swav":
-        further += term.num_prototypes * shape.hidden_size
+        terms += term.num_prototypes * shape.hidden_size
     work = _scorer(
         inputs,
         train,
         num_heads=num_heads,
         rows=_examples(config, inputs),
         num_scored=num_scored,
+        terms=terms,
         further=further,
     )
-    if train.lora is None or not head:
-        return work
-    return replace(work, phases=_with_frozen(work, ("loading", "training"), FLOAT_BYTES * head))
+    if train.lora is not None and head:
+        work = work.beside(Memory(frozen=FLOAT_BYTES * head), "loading", "training")
+    return work
 
 
 def _examples(config: PairLossConfig, inputs: StageInputs) -> Rows:
@@ -137,71 +135,53 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
     amounts, train = inputs.amounts, config.train
     pairs = _pairs(inputs, amounts.train_pairs)
-    work = _on_pairs(config, inputs, num_heads=2, num_scored=amounts.held_out_pairs)
-    if config.expected_reward is not None:
-        work = _with_samples(config.expected_reward, train, inputs, work)
+    num_scored = amounts.held_out_pairs
+    if config.expected_reward is None:
+        work = _on_pairs(config, inputs, num_heads=2, num_scored=num_scored)
+    else:
+        work = _with_samples(config, config.expected_reward, inputs)
     if not inputs.num_behaviours:
         return work
-    own = Rows(
-        counts.rows_of_rank(pairs.count, train.ranks), pairs.length, logit_tokens=pairs.length
+    likelihoods = passing_work(
+        inputs,
+        inputs.policy_bytes + FLOAT_BYTES * inputs.shape.scorer_parameters(2),
+        replace(pairs, logit_tokens=pairs.length),
+        phase="likelihoods",
+        times=1 + inputs.num_behaviours,
+        at_once=counts.rows_of_rank(pairs.count, train.ranks),
     )
-    frozen = inputs.policy_bytes + FLOAT_BYTES * inputs.shape.scorer_parameters(2)
-    return replace(
-        work,
-        forward_tokens=work.forward_tokens + (1 + inputs.num_behaviours) * pairs.tokens,
-        passed_logits=(1 + inputs.num_behaviours) * pairs.tokens,
-        phases={"likelihoods": scoring_memory(inputs, frozen, own), **work.phases},
-    )
+    return likelihoods + work
 
 
 def _with_samples(
-    config: ExpectedRewardConfig, train: TrainConfig, inputs: StageInputs, work: Work
+    config: AdvantageModelConfig, samples: ExpectedRewardConfig, inputs: StageInputs
 ) -> Work:
     """Answers before and after the training, and some prompts with theirs more in every step."""
     available = inputs.amounts.policy_prompts
-    prompts = counts.num_taken(available, config.num_prompts)
-    held_out = counts.num_taken(available - prompts, config.num_held_out)
-    later = config.model_copy(update={"num_responses": config.held_out_responses})
-    num_later = held_out * later.num_responses
-    answers = prompts * config.num_responses
-    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    drawn = _answered(config, prompt, config.batch_size)
-    parameters = inputs.shape.scorer_parameters(2)
-    step = supervised_memory(inputs, train, parameters, drawn)["training"]
-    frozen = inputs.policy_bytes + FLOAT_BYTES * parameters
-    samples = _answered(config, prompt, prompts)
-    training, scoring = work.phases["training"], work.phases["scoring"]
-    # Samples keep the output of the layers that are not trained.
-    passes, kept = 1, 0
-    if train.trainable_layers is not None:
-        passes, kept = 2, FLOAT_BYTES * samples.tokens * inputs.shape.hidden_size
-    training = replace(training, activations=max(training.activations, step.activations) + kept)
-    compared = scoring_memory(inputs, FLOAT_BYTES * parameters, _answered(later, prompt, held_out))
-    return replace(
-        work,
-        sampled_tokens=(answers + num_later) * config.max_new_tokens,
-        sampling_steps=sum(
-            sampling_steps(count, prompt, config.max_new_tokens) for count in (answers, num_later)
-        ),
-        forward_tokens=work.forward_tokens
-        + (answers + num_later) * prompt
-        + passes * samples.tokens
-        + _answered(later, prompt, held_out).tokens,
-        trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
-        phases={
-            **work.phases,
-            "sampling": sampling_memory(
-                inputs,
-                frozen,
-                max(answers, num_later),
-                prompt,
-                config.max_new_tokens,
-                vllm=config.vllm,
-            ),
-            "training": training,
-            "scoring": max(scoring, compared, key=lambda phase: phase.total),
-        },
+    prompts = counts.num_taken(available, samples.num_prompts)
+    held_out = counts.num_taken(available - prompts, samples.num_held_out)
+    later = samples.model_copy(update={"num_responses": samples.held_out_responses})
+    prompt, _ = inputs.prompt_and_row(samples.max_new_tokens)
+    weights = FLOAT_BYTES * inputs.shape.scorer_parameters(2)
+    first, second = _answered(samples, prompt, prompts), _answered(later, prompt, held_out)
+    work = _on_pairs(
+        config,
+        inputs,
+        num_heads=2,
+        num_scored=inputs.amounts.held_out_pairs,
+        further=[_answered(samples, prompt, samples.batch_size)],
     )
+    # Samples pass once all is trained; before that to the layers that are, whose input is kept.
+    passes, kept = 1, 0
+    if config.train.trainable_layers is not None:
+        passes, kept = 2, FLOAT_BYTES * first.tokens * inputs.shape.hidden_size
+    work = work.beside(Memory(activations=kept), "training")
+    work += Work(forward_tokens=passes * first.tokens) + passing_work(inputs, weights, second)
+    for count, responses in ((prompts, samples.num_responses), (held_out, later.num_responses)):
+        answers = Answers(count * responses, prompt, samples.max_new_tokens)
+        frozen = inputs.policy_bytes + weights
+        work += sampling_work(inputs, frozen, answers, vllm=samples.vllm)
+    return work
 
 
 def _answered(config: ExpectedRewardConfig | MetaRMConfig, prompt: int, count: int) -> Rows:
@@ -222,58 +202,45 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     prompts = counts.num_taken(available, config.num_prompts)
     others = counts.num_taken(available - prompts, config.num_held_out)
     asked = prompts + others
-    answers = asked * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     meta = _answered(config, prompt, counts.num_taken(prompts, config.meta_batch))
-    base = _scorer(
+    work = _scorer(
         inputs,
         train,
         num_heads=inputs.scorer_heads[0],
         rows=_pairs(inputs, amounts.train_pairs),
         num_scored=amounts.held_out_pairs,
     )
-    return replace(
-        base,
-        sampled_tokens=answers * config.max_new_tokens,
-        sampling_steps=sampling_steps(answers, prompt, config.max_new_tokens),
-        forward_tokens=base.forward_tokens + answers * prompt + 2 * asked * meta.length,
-        trained_tokens=base.trained_tokens + base.optimiser_steps * meta.tokens,
-        phases={
-            **base.phases,
-            "sampling": sampling_memory(
-                inputs,
-                inputs.policy_bytes,
-                answers,
-                prompt,
-                config.max_new_tokens,
-                vllm=config.vllm,
-            ),
-            **_ascent(inputs, train, base, meta),
-        },
+    answers = Answers(asked * config.num_responses, prompt, config.max_new_tokens)
+    sampling = sampling_work(inputs, inputs.policy_bytes, answers, vllm=config.vllm)
+    ascents = Work(
+        forward_tokens=2 * asked * meta.length,
+        trained_tokens=work.optimiser_steps * meta.tokens,
+        phases=_ascent(inputs, config.train, work, meta),
     )
+    return work + sampling + ascents
 
 
 def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> dict[str, Memory]:
     """What a rank holds in the ascent on a meta batch, and in the descent behind it."""
     descent, learning = base.phases["training"], FLOAT_BYTES * base.parameters
-    count = counts.rows_of_rank(meta.count, train.ranks)
-    tokens = counts.most_micro_batch_tokens(count, meta.length, train.micro_batch_tokens)
-    repeated_keys = -(-tokens * meta.repeated_keys // meta.length)
-    kept = gradient_set(inputs, train, tokens, repeated_keys)
-    if train.zero is not None and train.zero.stage > 1:
+    parameters = inputs.shape.scorer_parameters(inputs.scorer_heads[0])
+    kept = training_memory(inputs, parameters, train, meta).activations
+    partition = partition_of(train)
+    if partition.stage > 1:
         # The gradient is taken, and under stage 3 copied, part by part. Masters stay as they are,
         # but for float32 parameters under stage 3, which are their own masters.
         part = learning // train.ranks
-        held = part * (train.zero.stage == 3 and not has_narrow_weights(train))
+        held = part * (partition.stage == 3 and not partition.is_narrow)
         ascent = replace(descent, activations=max(kept, part + held))
-        return {"ascent": ascent, "training": replace(descent, weights=descent.weights + held)}
+        return {"ascent": ascent, "training": descent + Memory(weights=held)}
     # One parameter's, or a bucket's, once there are no activations.
     bucket = chunk_sizes.BUCKET * (train.ranks > 1)
     beside = FLOAT_BYTES * max(inputs.shape.largest_parameter, bucket)
     activations = max(kept, min(beside, learning))
     return {
         "ascent": replace(descent, gradients=learning, activations=activations),
-        "training": replace(descent, weights=descent.weights + learning),
+        "training": descent + Memory(weights=learning),
     }
 
 
@@ -289,20 +256,11 @@ def _scorer(
     num_heads: int,
     rows: Rows,
     num_scored: int,
-    further: int = 0,
+    terms: int = 0,
+    further: Sequence[Rows] = (),
 ) -> Work:
-    """Training a scorer, with `further` parameters, then scoring `num_scored` pairs."""
+    """Training a scorer, with `terms` parameters of its loss, then scoring `num_scored` pairs."""
     parameters = inputs.shape.scorer_parameters(num_heads)
-    work = supervised_work(inputs, train, parameters + further, rows)
-    scored = Rows(num_scored, inputs.pair_tokens)
     weights = inputs.frozen_bytes(parameters, narrow_layers(inputs, train))
-    scoring = scoring_memory(inputs, weights, scored)
-    return replace(work, forward_tokens=scored.tokens, phases={**work.phases, "scoring": scoring})
-
-
-def _with_frozen(work: Work, names: tuple[str, ...], weights: int) -> dict[str, Memory]:
-    """The phases, with `weights` bytes of a frozen model in those that are named."""
-    return {
-        name: replace(phase, frozen=phase.frozen + weights * (name in names))
-        for name, phase in work.phases.items()
-    }
+    scoring = passing_work(inputs, weights, Rows(num_scored, inputs.pair_tokens))
+    return supervised_work(inputs, train, parameters + terms, rows, further=further) + scoring

@@ -15,7 +15,8 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.memory import (
     Memory,
-    backward_set,
+    Partition,
+    forward_set,
     kept_activations,
     key_value_cache,
     trained,
@@ -66,11 +67,14 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chunk_sizes, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert memory.total == 1763
-    assert memory.partitioned(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
-    assert memory.partitioned(2, 8).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
-    assert memory.partitioned(3, 8).total == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
+    assert Partition(1, 8).working_part(memory).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
+    assert Partition(2, 8).working_part(memory).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
+    assert (
+        Partition(3, 8).working_part(memory).total
+        == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
+    )
     # In the step there are no activations, but the gradients once more.
-    assert replace(memory, activations=30).partitioned(3, 8).activations == 400 / 8
+    assert Partition(3, 8).working_part(replace(memory, activations=30)).activations == 400 / 8
 
 
 def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +83,16 @@ def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
         monkeypatch.setattr(chunk_sizes, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
-    second, third = (memory.partitioned(stage, 8, is_narrow=True) for stage in (2, 3))
+    second, third = (Partition(stage, 8, is_narrow=True).working_part(memory) for stage in (2, 3))
     assert second.total == 200 + 400 / 8 + 10 * (2 + 4) + 1200 / 8 + 48 + 67
     assert third.total == 200 / 8 + 50 + 400 / 8 + 10 * (2 + 4 + 4) + 1200 / 8 + 96 / 2 / 8 + 67
     # Loading: narrow weights, their copy in one buffer, the wide part; or all of it as it comes.
-    assert memory.loading(2, 8, is_narrow=True).total == max(400 + 96, 400 + 400 / 8 + 48)
+    assert Partition(2, 8, is_narrow=True).loading(memory).total == max(
+        400 + 96, 400 + 400 / 8 + 48
+    )
     # With two devices: narrow weights, and wide parts of weights, of masters and for a gradient.
-    assert memory.loading(2, 2, is_narrow=True).total == 200 + 3 * 200 + 48
-    assert memory.loading(3, 2, is_narrow=True).total == 100 + 3 * 200 + 10 * 10 + 24
+    assert Partition(2, 2, is_narrow=True).loading(memory).total == 200 + 3 * 200 + 48
+    assert Partition(3, 2, is_narrow=True).loading(memory).total == 100 + 3 * 200 + 10 * 10 + 24
 
 
 def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,32 +100,32 @@ def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
         monkeypatch.setattr(chunk_sizes, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
-    second, third = (memory.partitioned(stage, 8, offload=True) for stage in (2, 3))
+    second, third = (Partition(stage, 8, offload=True).working_part(memory) for stage in (2, 3))
     assert (second.host, second.optimiser) == (1200 / 8, 0)
     assert second.total == 400 + 2 * 400 / 8 + 40 + 96 + 67
     assert third.host == 1200 / 8 + 400 / 8 + 96 / 8
     # Weights that are whole at a time stay on the device, with gradients and their bucket.
     assert third.total == 100 + 400 / 8 + 40 + 67
     for stage in (1, 2, 3):
-        kept, moved = memory.partitioned(stage, 8), memory.partitioned(stage, 8, offload=True)
+        kept, moved = (Partition(stage, 8, on).working_part(memory) for on in (False, True))
         assert moved.total + moved.host == kept.total
     # While it is loaded the model is whole on the device, and the parts of all on the host.
-    loading = memory.loading(3, 8, offload=True)
+    loading = Partition(3, 8, offload=True).loading(memory)
     assert (loading.total, loading.host) == (496, 496 / 8)
-    assert memory.loading(2, 8, offload=True) == memory.loading(2, 8)
+    assert Partition(2, 8, offload=True).loading(memory) == Partition(2, 8).loading(memory)
 
 
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_sizes, "ZERO_BUCKET", 10)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
-    assert memory.loading(0, 1).total == 400 + 96
+    assert Partition(0, 1).loading(memory).total == 400 + 96
     # The weights and the flat copy that takes their place.
-    assert memory.loading(2, 8).total == 2 * 400 + 96
+    assert Partition(2, 8).loading(memory).total == 2 * 400 + 96
     # One parameter after another is taken apart: the whole model and the parts of all.
-    assert memory.loading(3, 8).total == 496 + 496 / 8
+    assert Partition(3, 8).loading(memory).total == 496 + 496 / 8
     # With few devices: its part, the optimiser's copy, gradients and a buffer of them; and the
     # frozen part.
-    assert memory.loading(3, 2).total == 200 + 200 + (200 + 40) + 200 + 48
+    assert Partition(3, 2).loading(memory).total == 200 + 200 + (200 + 40) + 200 + 48
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,9 @@ def test_recomputed_layers_keep_their_input() -> None:
     # Of Mistral: 4,096 floats a token and layer, one layer's 73,762, and 4,355 once.
     floats = 32 * 4_096 + 73_762 + 4_355
     assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
-    assert backward_set(MISTRAL, 7, is_recomputed=True) < backward_set(MISTRAL, 7) / 5
+    one_layer = forward_set(MISTRAL, 7)
+    kept, whole = (kept_activations(MISTRAL, 7, is_recomputed=on) for on in (True, False))
+    assert kept + one_layer < (whole + one_layer) / 5
 
 
 def test_kept_activations_of_mistral_by_hand() -> None:
@@ -173,7 +181,6 @@ def test_kept_activations_of_mistral_by_hand() -> None:
     # 3 x 14,336 of the feed-forward: 73,762. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
     # 2,364,739 floats, so 9.0 MiB a token.
     assert kept_activations(MISTRAL, 1) == 4 * 2_364_739
-    assert backward_set(MISTRAL, 1) > kept_activations(MISTRAL, 1)
 
 
 def test_the_cache_is_as_large_as_a_real_one(model: PreTrainedModel) -> None:

@@ -21,7 +21,7 @@ from trimtab.models.config.reward import (
 from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
-from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
+from trimtab.models.estimates.memory import FLOAT_BYTES, Partition, key_value_cache
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
 
@@ -73,7 +73,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     assert part.optimiser == 1.5 * held.optimiser / 4
     assert part.activations == max(held.activations, held.gradients / 4)
     assert whole.needed == 4 * held.total
-    assert apart.phases["loading"] == held.loading(3, 4)
+    assert apart.phases["loading"] == Partition(3, 4).loading(held)
     # Scoring comes after training: the first rank alone holds the whole.
     assert apart.phases["scoring"] == whole.phases["scoring"]
 
