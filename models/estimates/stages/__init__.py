@@ -8,57 +8,16 @@ from typing import Any
 
 from trimtab.models.config.training import precision_of, trainer_of
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.estimates.stages.judging import judge_answers, judge_preferences
-from trimtab.models.estimates.stages.policies import (
-    constitutional_sft,
-    cpl,
-    dpo,
-    hir,
-    rejection_sampling,
-    rest,
-    sft,
-)
-from trimtab.models.estimates.stages.ppo import ppo_max
-from trimtab.models.estimates.stages.sampling import (
-    comparisons,
-    evaluate,
-    rehearsal,
-    revise,
-    sample_responses,
-)
-from trimtab.models.estimates.stages.scorers import (
-    advantage_model,
-    embeddings,
-    external_reward_model,
-    meta_rm,
-    reward_model,
-    trunk_cache,
-)
+from trimtab.models.estimates.stages import judging, policies, ppo, sampling, scorers
 from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.specs import SPECS
 
+# Of each stage with a model the function of its name.
 _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
-    "sft": sft,
-    "revise": revise,
-    "constitutional_sft": constitutional_sft,
-    "comparisons": comparisons,
-    "trunk_cache": trunk_cache,
-    "embeddings": embeddings,
-    "external_reward_model": external_reward_model,
-    "reward_model": reward_model,
-    "advantage_model": advantage_model,
-    "rehearsal": rehearsal,
-    "ppo_max": ppo_max,
-    "dpo": dpo,
-    "cpl": cpl,
-    "sample_responses": sample_responses,
-    "rejection_sampling": rejection_sampling,
-    "rest": rest,
-    "hir": hir,
-    "meta_rm": meta_rm,
-    "evaluate": evaluate,
-    "judge_preferences": judge_preferences,
-    "judge_answers": judge_answers,
+    name: function
+    for module in (judging, policies, ppo, sampling, scorers)
+    for name, function in vars(module).items()
+    if name in SPECS
 }
 # Stages without a model, and which count of Amounts they take in.
 _PLAIN_STAGES = {
