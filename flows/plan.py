@@ -7,7 +7,7 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -111,11 +111,15 @@ class Plan:
         """How often a stage runs in all seeds."""
         return 1 if row.stage.stage in ONCE else self.num_seeds
 
-    def gpu_hours(self, row: PlanRow, card: Card) -> Range:
-        """Hours of all of a stage's GPUs together, in all seeds, if they are such cards."""
-        trainer = trainer_of(row.stage.config)
-        seconds = gpu_seconds(trainer, row.inputs, row.work, card, rate_of(card))
-        return seconds.times(self.times(row) / 3600)
+    def gpu_hours(self, rows: Iterable[PlanRow], card: Card) -> Range:
+        """Hours of all of these stages' GPUs together, in all seeds, if they are such cards."""
+        rate = rate_of(card)
+        hours = Range(0, 0)
+        for row in rows:
+            trainer = trainer_of(row.stage.config)
+            seconds = gpu_seconds(trainer, row.inputs, row.work, card, rate)
+            hours += seconds.times(self.times(row) / 3600)
+        return hours
 
     def needed(self, row: PlanRow) -> int:
         """Bytes of a device that a stage takes at its peak: tensors and overhead."""

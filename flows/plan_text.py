@@ -18,11 +18,23 @@ from trimtab.models.estimates.hours import (
     rate_of,
 )
 from trimtab.models.estimates.memory import FLOAT_BYTES
+from trimtab.models.estimates.work import Work
 
-WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
-MEMORY_HEADER = (
-    *("peak in", "parameters", "weights", "gradients", "Adam", "frozen"),
-    *("activations", "cache", "total", "roles"),
+# Columns of the tables: the heading, what of a stage's work or memory it shows, and how.
+WORK_COLUMNS = (
+    ("steps", "optimiser_steps", count),
+    ("sampled", "sampled_tokens", tokens),
+    ("forward", "forward_tokens", tokens),
+    ("trained", "trained_tokens", tokens),
+)
+MEMORY_COLUMNS = (
+    ("weights", "weights"),
+    ("gradients", "gradients"),
+    ("Adam", "optimiser"),
+    ("frozen", "frozen"),
+    ("activations", "activations"),
+    ("cache", "cache"),
+    ("total", "total"),
 )
 DEVICE_ASSUMPTIONS = (
     "Where there are GPUs, each rank of a trainer takes one (num_ranks; auto counts as one rank). "
@@ -66,39 +78,31 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
 
 
 def _work_table(plan: Plan) -> str:
+    def cells(work: Work) -> list[str]:
+        return [shown(getattr(work, field)) for _, field, shown in WORK_COLUMNS]
+
     rows = [
-        (
-            str(row.stage.step),
-            row.name,
-            row.stage.stage,
-            f"{row.work.examples:,}",
-            count(row.work.optimiser_steps),
-            tokens(row.work.sampled_tokens),
-            tokens(row.work.forward_tokens),
-            tokens(row.work.trained_tokens),
-        )
+        [str(row.stage.step), row.name, row.stage.stage, f"{row.work.examples:,}", *cells(row.work)]
         for row in plan.rows
     ]
-    works = [row.work for row in plan.rows]
-    total = (
-        *("", "total", "", ""),
-        count(sum(work.optimiser_steps for work in works)),
-        tokens(sum(work.sampled_tokens for work in works)),
-        tokens(sum(work.forward_tokens for work in works)),
-        tokens(sum(work.trained_tokens for work in works)),
+    total = sum((row.work for row in plan.rows), Work())
+    headings = (heading for heading, *_ in WORK_COLUMNS)
+    return table(
+        ["step", "role", "stage", "examples", *headings],
+        [*rows, ["", "total", "", "", *cells(total)]],
+        texts=(1, 2),
     )
-    return table(WORK_HEADER, [*rows, total], texts=(1, 2))
 
 
 def _memory_table(plan: Plan) -> str:
     rows = []
     for same in _by_peak([row for row in plan.rows if row.work.phases]):
-        work = same[0].work
-        phase, memory = work.peak
-        parts = (memory.weights, memory.gradients, memory.optimiser, memory.frozen)
-        cells = [size(part) for part in (*parts, memory.activations, memory.cache, memory.total)]
-        rows.append((phase, count(work.parameters), *cells, _names(same)))
-    return table(MEMORY_HEADER, rows, texts=(0, 9))
+        phase, memory = same[0].work.peak
+        cells = [size(getattr(memory, field)) for _, field in MEMORY_COLUMNS]
+        rows.append([phase, count(same[0].work.parameters), *cells, _names(same)])
+    headings = (heading for heading, _ in MEMORY_COLUMNS)
+    header = ["peak in", "parameters", *headings, "roles"]
+    return table(header, rows, texts=(0, len(header) - 1))
 
 
 def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
@@ -119,28 +123,26 @@ def _gpu_time(plan: Plan) -> list[str]:
         if row.operations:
             groups.setdefault((row.stage.stage, row.operations), []).append(row)
     lines = [
-        (
-            _names(rows),
-            *(shown_hours([plan.gpu_hours(row, card) for row in rows]) for card in cards),
-        )
-        for rows in groups.values()
+        (name, *(shown_hours(plan.gpu_hours(rows, card)) for card in cards))
+        for name, rows in [
+            *((_names(rows), rows) for rows in groups.values()),
+            ("total", plan.rows),
+        ]
     ]
-    total = [shown_hours([plan.gpu_hours(row, card) for row in plan.rows]) for card in cards]
     header = ("roles", *(card.name for card in cards))
     sources = [f"{card.name}: {rate_of(card).source}" for card in cards]
     return [
         "GPU-hours of all seeds, estimated: of all GPUs together, while they compute.\n"
-        + table(header, [*lines, ("total", *total)], texts=(0,)),
+        + table(header, lines, texts=(0,)),
         "Where the hours are from\n" + bullets([*sources, HOURS_ASSUMPTION]),
     ]
 
 
-def shown_hours(ranges: Iterable[Range]) -> str:
-    """The sum of ranges."""
-    found = sum(ranges, start=Range(0, 0))
+def shown_hours(hours: Range) -> str:
+    """Hours from the least to the most."""
     return " to ".join(
         f"{value:,.0f}" if value >= 10 else f"{value:.{1 if value >= 1 else 2}f}"
-        for value in (found.least, found.most)
+        for value in (hours.least, hours.most)
     )
 
 
@@ -149,11 +151,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     cards = plan.machine.cards
 
     def hours(rows: Sequence[PlanRow]) -> dict[str, list[float]]:
-        found = {
-            card.name: sum((plan.gpu_hours(row, card) for row in rows), start=Range(0, 0))
-            for card in cards
-        }
-        return {name: [each.least, each.most] for name, each in found.items()}
+        ranges = {card.name: plan.gpu_hours(rows, card) for card in cards}
+        return {name: [span.least, span.most] for name, span in ranges.items()}
 
     return {
         "recipe": plan.config.recipe,
@@ -173,10 +172,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
                 "step": row.stage.step,
                 "ranks": row.work.num_ranks,
                 "examples": row.work.examples,
-                "optimiser_steps": row.work.optimiser_steps,
-                "sampled_tokens": row.work.sampled_tokens,
-                "forward_tokens": row.work.forward_tokens,
-                "trained_tokens": row.work.trained_tokens,
+                **{field: getattr(row.work, field) for _, field, _ in WORK_COLUMNS},
                 "trained_parameters": row.work.parameters,
                 "operations": row.operations,
                 "peak_phase": row.work.peak[0],

@@ -85,8 +85,7 @@ def test_every_stage_leaves_a_tenth_of_its_card_free(recipe: str) -> None:
 def test_the_page_has_the_plan_s_memory_and_hours(recipe: str) -> None:
     plan = make_plan(recipe_named(recipe), "rlhf", MACHINES[recipe])
     hours = ", ".join(
-        f"{card.name} {shown_hours([plan.gpu_hours(row, card) for row in plan.rows])}"
-        for card in plan.machine.cards
+        f"{card.name} {shown_hours(plan.gpu_hours(plan.rows, card))}" for card in plan.machine.cards
     )
     expected = f" {size(max(map(plan.needed, plan.rows)))} | {hours} |"
     (row,) = re.findall(rf"^\|.* \| `{recipe}` \|.* GiB \|.*$", PAGE.read_text(), re.MULTILINE)
