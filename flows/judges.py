@@ -21,7 +21,7 @@ from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
 from trimtab.models import counts
 from trimtab.models.config.judge import MAX_NAME, EndpointConfig
-from trimtab.models.estimates.stages.judging import asked_tokens
+from trimtab.models.estimates.stages.sampling import asked_tokens
 from trimtab.models.packages import PACKAGED_MODELS
 
 # MODEL@URL; a model's name may hold an @, too.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from math import ceil
 
 from trimtab.models import chunk_sizes
-from trimtab.models.config.training import Optimiser, Precision, TrainerConfig
+from trimtab.models.config.training import Optimiser, Precision, TrainConfig, TrainerConfig
 from trimtab.models.estimates.shapes import LayerShape, ModelShape
 
 FLOAT_BYTES = 4
@@ -210,13 +210,7 @@ def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "a
 
 
 def kept_activations(
-    shape: ModelShape,
-    tokens: int,
-    repeated_keys: int = 0,
-    is_recomputed: bool = False,
-    has_dropout: bool = False,
-    precision: Precision = "float32",
-    has_narrow_weights: bool = False,
+    shape: ModelShape, config: TrainerConfig, tokens: int, repeated_keys: int = 0
 ) -> int:
     """Bytes that autograd keeps of the trunk for `tokens`.
 
@@ -227,11 +221,10 @@ def kept_activations(
     values: a prompt's for every response but its first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
-    hidden, product = shape.hidden_size, PRODUCT_BYTES[precision]
-    is_narrow = product < FLOAT_BYTES
+    hidden, product = shape.hidden_size, PRODUCT_BYTES[config.precision]
     keys = product * 2 * shape.num_kv_heads * shape.head_dim
-
-    has_copies = is_narrow and not has_narrow_weights
+    has_copies = product < FLOAT_BYTES and not partition_of(config).is_narrow
+    has_dropout = isinstance(config, TrainConfig) and config.dropout > 0
 
     def whole(layer: LayerShape) -> int:
         narrow = layer.kept_narrow + 2 * hidden * has_dropout
@@ -239,7 +232,7 @@ def kept_activations(
         kept = FLOAT_BYTES * layer.kept_wide + product * narrow
         return tokens * kept + repeated_keys * keys + copies
 
-    if is_recomputed:
+    if config.gradient_checkpointing:
         inputs = FLOAT_BYTES * shape.num_layers * tokens * hidden
         layers = inputs + max(map(whole, shape.layers))
     else:

@@ -334,7 +334,7 @@ def training_memory(
     repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
     kept = _gradient_set(inputs, config, passes * tokens, repeated_keys)
     learning = trained_parameters(shape, config, num_parameters)
-    frozen = num_parameters + adapter_parameters(shape, config) - learning
+    frozen = untrained_parameters(shape, config, num_parameters)
     memory = trained(learning, kept + logits, config.optimiser)
     if config.ranks > 1:
         # Gradients are added up in a bucket, when there are no activations.
@@ -355,16 +355,7 @@ def _gradient_set(
     """Bytes of a pass of the trained layers with gradient: what autograd keeps (`repeated_keys` as
     in `Rows`), and one layer's gradients on the way."""
     upper = inputs.shape.upper(config.trainable_layers)
-    kept = kept_activations(
-        upper,
-        tokens,
-        repeated_keys,
-        is_recomputed=config.gradient_checkpointing,
-        has_dropout=isinstance(config, TrainConfig) and config.dropout > 0,
-        precision=config.precision,
-        has_narrow_weights=partition_of(config).is_narrow,
-    )
-    kept += forward_set(upper, tokens)
+    kept = kept_activations(upper, config, tokens, repeated_keys) + forward_set(upper, tokens)
     if config.lora is None:
         return kept
     if narrow := narrow_layers(inputs, config):  # no copy of weights is made
@@ -384,10 +375,16 @@ def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters:
         return num_parameters - shape.frozen_parameters(config.trainable_layers)
     is_policy = num_parameters == shape.policy_parameters
     heads = 0 if is_policy else num_parameters - shape.trunk_parameters
-    return adapter_parameters(shape, config) + heads
+    return _adapter_parameters(shape, config) + heads
 
 
-def adapter_parameters(shape: ModelShape, config: TrainerConfig) -> int:
+def untrained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
+    """How many of them do not learn; adapters are beside them."""
+    whole = num_parameters + _adapter_parameters(shape, config)
+    return whole - trained_parameters(shape, config, num_parameters)
+
+
+def _adapter_parameters(shape: ModelShape, config: TrainerConfig) -> int:
     """How many adapters add to a model."""
     if config.lora is None:
         return 0

@@ -8,14 +8,14 @@ from typing import Any
 
 from trimtab.models.config.training import precision_of, trainer_of
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.estimates.stages import judging, policies, ppo, sampling, scorers
+from trimtab.models.estimates.stages import policies, sampling, scorers
 from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.specs import SPECS
 
 # Of each stage with a model the function of its name.
 _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
     name: function
-    for module in (judging, policies, ppo, sampling, scorers)
+    for module in (policies, sampling, scorers)
     for name, function in vars(module).items()
     if name in SPECS
 }

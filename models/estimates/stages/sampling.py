@@ -1,18 +1,23 @@
-"""The work of stages that sample a policy and train nothing."""
+"""The work of stages that sample a policy, or ask a judge, and train nothing.
+
+A judge behind an endpoint works elsewhere: what is counted here is that of a local model. Of pairs
+it is taken to make as many tokens as the policy does. Answers that are not understood, and asked
+for once more, are not counted.
+"""
 
 from __future__ import annotations
 
-from trimtab.models import counts
+from dataclasses import replace
+from math import ceil
+
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.memory import Memory
-from trimtab.models.estimates.stages.judging import (
-    answering_work,
-    judge_work,
-    local_inputs,
-    text_tokens,
-)
+from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.work import (
     Answers,
     Rows,
@@ -22,7 +27,11 @@ from trimtab.models.estimates.work import (
     sampling_work,
 )
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
-from trimtab.models.judge.rubrics import load_questions
+from trimtab.models.judge.prompts import OPTIONS, Kind
+from trimtab.models.judge.rubrics import load_questions, load_rubric
+
+# Fewer than English has in any common vocabulary, so that tokens are an upper bound.
+CHARACTERS_PER_TOKEN = 3
 
 _Sampled = (
     ComparisonsConfig | RehearsalConfig | SampleResponsesConfig | EvaluateConfig | ReviseConfig
@@ -31,8 +40,8 @@ _Sampled = (
 
 def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
     """Sampling the answers that simulated annotators compare."""
-    prompts = inputs.amounts.pair_prompts
-    return _sampled(config, inputs, prompts, config.num_responses)
+    work, _ = _answered(config, inputs, inputs.amounts.pair_prompts, config.num_responses)
+    return work
 
 
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
@@ -41,13 +50,14 @@ def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     is_shown = config.prompts == "demonstrations"
     available = amounts.distinct_demonstrations if is_shown else amounts.policy_prompts
     prompts = counts.num_taken(available, config.max_prompts)
-    return _scored(config, inputs, prompts, 1, sum(inputs.scorer_bytes))
+    work, packed = _answered(config, inputs, prompts, 1)
+    return work + passing_work(inputs, sum(inputs.scorer_bytes), packed)
 
 
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
-    prompts, scorer = num_answered(config, inputs), inputs.scorer_bytes[0]
-    return _scored(config, inputs, prompts, config.num_responses, scorer)
+    work, packed = _answered(config, inputs, num_answered(config, inputs), config.num_responses)
+    return work + passing_work(inputs, inputs.scorer_bytes[0], packed)
 
 
 def num_answered(config: SampleResponsesConfig, inputs: StageInputs) -> int:
@@ -62,11 +72,10 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     judge of harm is taken to see all answers.
     """
     prompts, frozen = inputs.amounts.eval_prompts, 2 * inputs.policy_bytes
-    packed = _packed(inputs, prompts, config.num_candidates, config.max_new_tokens)
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     best = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1)
     num_scorers = 1 + inputs.num_heldout_models
-    work = _sampled(config, inputs, prompts, config.num_candidates)
+    work, packed = _answered(config, inputs, prompts, config.num_candidates)
     work += passing_work(inputs, frozen, packed, times=num_scorers)
     work += passing_work(inputs, frozen, best, phase="likelihoods", times=2)
     if config.harmless is None:
@@ -83,21 +92,21 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     before: they are taken to be all.
     """
     count, judge = num_revised(config, inputs), config.judge
-    work = _sampled(config, inputs, count, 1)
+    work, _ = _answered(config, inputs, count, 1)
     if judge.local_model is None:
         return work
-    local = local_inputs(inputs, judge.local_model, "constitution.revise.judge.local_model")
+    local = _local_inputs(inputs, judge.local_model, "constitution.revise.judge.local_model")
     questions = load_questions()
     told = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    asked = prompt + revision_tokens(config, inputs) + text_tokens(told + MAX_CHARACTERS)
+    asked = prompt + revision_tokens(config, inputs) + _text_tokens(told + MAX_CHARACTERS)
     revision = Work()
     if config.critique:
-        asked += text_tokens(len(questions["revise critique"]))
+        asked += _text_tokens(len(questions["revise critique"]))
         critique = config.max_critique_tokens
-        revision += answering_work(local, "revising", count, asked, critique)
+        revision += _answering_work(local, "revising", count, asked, critique)
         asked += critique
-    revision += answering_work(local, "revising", count, asked, config.max_revision_tokens)
+    revision += _answering_work(local, "revising", count, asked, config.max_revision_tokens)
     return work + revision.times(config.num_revisions)
 
 
@@ -113,26 +122,111 @@ def revision_tokens(config: ReviseConfig, inputs: StageInputs) -> int:
     return max(config.max_new_tokens, config.max_revision_tokens)
 
 
-def _sampled(config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int) -> Work:
-    """Several answers of a policy to each prompt."""
+def _answered(
+    config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int
+) -> tuple[Work, Rows]:
+    """Several answers of a policy to each prompt, and the rows in which a prompt has all of its."""
     ranks = 1 if isinstance(config, ReviseConfig) else config.ranks
-    count, prompt = prompts * num_responses, inputs.amounts.prompt_tokens
-    answers = Answers(count, prompt, config.max_new_tokens)
-    return Work(examples=prompts, num_ranks=ranks) + sampling_work(
+    count, prompt_tokens = prompts * num_responses, inputs.amounts.prompt_tokens
+    answers = Answers(count, prompt_tokens, config.max_new_tokens)
+    work = Work(examples=prompts, num_ranks=ranks) + sampling_work(
         inputs, inputs.policy_bytes, answers, num_ranks=ranks, vllm=config.vllm
     )
+    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
+    return work, Rows(prompts, prompt + num_responses * (row - prompt))
 
 
-def _packed(inputs: StageInputs, prompts: int, num_responses: int, max_new_tokens: int) -> Rows:
-    """Each prompt with all its answers, in one row."""
-    prompt, row = inputs.prompt_and_row(max_new_tokens)
-    return Rows(prompts, prompt + num_responses * (row - prompt))
+def judge_preferences(config: JudgePreferencesConfig, inputs: StageInputs) -> Work:
+    """Each pair in both orders: thoughts where they are wanted, then the verdict.
+
+    Validation and test are not told apart here: each is taken to be all that is held out. Of some
+    categories they are taken to be all: how many is not known before.
+    """
+    train, held_out = inputs.amounts.train_pairs, inputs.amounts.held_out_pairs
+    available = [train if split == "train" else held_out for split in config.splits]
+    pairs = sum(counts.num_taken(count, config.max_pairs) for count in available)
+    return _compared(config.judge, inputs, pairs, "judge_preferences.judge.local_model")
 
 
-def _scored(
-    config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int, frozen: int
+def judge_answers(config: JudgeAnswersConfig, inputs: StageInputs) -> Work:
+    """Every two policies' answers to each prompt, all taken to differ, in both orders."""
+    prompts, policies = inputs.amounts.eval_prompts, inputs.num_policies
+    if config.max_prompts is not None:
+        # All but that of validation are judged where none are named.
+        num_sets = inputs.amounts.eval_sets - 1 if config.sets is None else len(config.sets)
+        prompts = counts.num_taken(prompts, num_sets * config.max_prompts)
+    pairs = prompts * policies * (policies - 1) // 2
+    return _compared(config.judge, inputs, pairs, "judges.judge.local_model")
+
+
+def _compared(judge: JudgeConfig, inputs: StageInputs, pairs: int, field: str) -> Work:
+    shown = Rows(pairs, inputs.amounts.pair_tokens)
+    return Work(examples=pairs) + judge_work(judge, inputs, "compare", shown, field)
+
+
+def judge_work(
+    judge: JudgeConfig, inputs: StageInputs, kind: Kind, shown: Rows, field: str
 ) -> Work:
-    """Several answers to each prompt, and their scores by scorers of `frozen` bytes."""
-    packed = _packed(inputs, prompts, num_responses, config.max_new_tokens)
-    scoring = passing_work(inputs, frozen, packed)
-    return _sampled(config, inputs, prompts, num_responses) + scoring
+    """A judge's verdicts on what it is shown: pairs, in both orders, or single answers.
+
+    Of one token, whose probabilities are read, a verdict takes a single pass. Longer ones are
+    sampled, and pass once more where probabilities are read. `field`: what names the local model in
+    the run's configuration.
+    """
+    work = Work()
+    if judge.local_model is None:
+        return work
+    local = _local_inputs(inputs, judge.local_model, field)
+    requests = shown.count * judge.num_samples * (counts.NUM_ORDERS if kind == "compare" else 1)
+    asked = shown.length + _instruction_tokens(judge, kind)
+    if judge.chain_of_thought:
+        work += _answering_work(local, "thinking", requests, asked, judge.max_thought_tokens)
+        asked += judge.max_thought_tokens
+    verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
+    if judge.top_logprobs:
+        rows = Rows(requests, min(asked + verdict, local.shape.context), logit_tokens=verdict)
+        at_once = chunk_sizes.REQUESTS_AT_ONCE
+        work += passing_work(local, local.policy_bytes, rows, phase="judging", at_once=at_once)
+    if verdict > 1 or not judge.top_logprobs:
+        work += _answering_work(local, "judging", requests, asked, verdict)
+    return work
+
+
+def _local_inputs(inputs: StageInputs, local_model: str, field: str) -> StageInputs:
+    """A stage's inputs with the local model in the place of its own; `field` names it."""
+    shape = shape_of(ModelConfig(base=local_model), field, is_trained=False)
+    return replace(inputs, shape=shape)
+
+
+def _answering_work(
+    local: StageInputs, phase: str, requests: int, asked: int, max_new_tokens: int
+) -> Work:
+    """A local model's answers to requests of so many tokens."""
+    answers = Answers(requests, asked, max_new_tokens)
+    at_once = chunk_sizes.REQUESTS_AT_ONCE
+    return sampling_work(local, local.policy_bytes, answers, phase=phase, at_once=at_once)
+
+
+def asked_tokens(judge: JudgeConfig, pairs: int, tokens: int) -> int:
+    """Most tokens of all requests and answers, where `pairs` of `tokens` in all are compared."""
+    thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
+    passes = 2 if judge.chain_of_thought else 1  # the second has the thoughts before it
+    shown = passes * (tokens + pairs * _instruction_tokens(judge, "compare"))
+    written = pairs * (2 * thoughts + counts.verdict_tokens(judge, 1))
+    return counts.NUM_ORDERS * judge.num_samples * (shown + written)
+
+
+def _text_tokens(characters: int) -> int:
+    """Most tokens of a text of so many characters."""
+    return ceil(characters / CHARACTERS_PER_TOKEN)
+
+
+def _instruction_tokens(judge: JudgeConfig, kind: Kind) -> int:
+    """Tokens of rubric, principle, questions and worked examples at most."""
+    rubric = load_rubric(judge.rubric)
+    questions = load_questions()
+    texts = [rubric.criteria, *(text for name, text in questions.items() if name.startswith(kind))]
+    for example in rubric.examples[: judge.num_examples]:
+        texts += [example.dialogue, example.first, example.second, example.thoughts]
+    principle = 0 if judge.constitution is None else len(questions["principle"]) + MAX_CHARACTERS
+    return _text_tokens(sum(map(len, texts)) + principle)

@@ -11,7 +11,7 @@ from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.stages.judging import asked_tokens
+from trimtab.models.estimates.stages.sampling import asked_tokens
 from trimtab.models.estimates.work import StageInputs, Work
 
 

@@ -42,6 +42,7 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 SHAPE = gated_decoder(**SIZES)
+RECOMPUTING = TrainConfig(gradient_checkpointing=True)
 
 
 @pytest.fixture
@@ -137,7 +138,9 @@ def test_kept_activations_are_those_that_autograd_keeps(
     row = Candidates([1] * prompt, tuple([2] * response for response in responses))
     really = kept_bytes(model, lambda: hidden_states(model, pack([row] * num_rows)))
     repeated = sum(prompt + response for response in responses[1:])
-    expected = kept_activations(SHAPE, num_rows * row.num_tokens, num_rows * repeated)
+    expected = kept_activations(
+        SHAPE, TrainConfig(), num_rows * row.num_tokens, num_rows * repeated
+    )
     assert expected == pytest.approx(really, rel=2e-3)
 
 
@@ -157,22 +160,24 @@ def test_narrow_products_keep_narrow_numbers(
     row = Candidates([1] * 20, tuple([2] * response for response in responses))
     really = kept_bytes(model, lambda: hidden_states(model, pack([row] * num_rows)))
     sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])
-    assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=2e-3)
+    expected = kept_activations(SHAPE, TrainConfig(precision="bfloat16"), *sizes)
+    assert expected == pytest.approx(really, rel=2e-3)
 
 
 def test_dropout_keeps_what_it_multiplies_by(model: PreTrainedModel) -> None:
     prepare_training(model, TrainConfig(), 0, dropout=0.1)
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
     really = kept_bytes(model, lambda: hidden_states(model, batch))
-    assert kept_activations(SHAPE, 90, has_dropout=True) == pytest.approx(really, rel=2e-3)
+    expected = kept_activations(SHAPE, TrainConfig(dropout=0.1), 90)
+    assert expected == pytest.approx(really, rel=2e-3)
 
 
 def test_recomputed_layers_keep_their_input() -> None:
     # Of Mistral: 4,096 floats a token and layer, one layer's 73,762, and 4,355 once.
     floats = 32 * 4_096 + 73_762 + 4_355
-    assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
+    assert kept_activations(MISTRAL, RECOMPUTING, 1) == 4 * floats
     one_layer = forward_set(MISTRAL, 7)
-    kept, whole = (kept_activations(MISTRAL, 7, is_recomputed=on) for on in (True, False))
+    kept, whole = (kept_activations(MISTRAL, config, 7) for config in (RECOMPUTING, TrainConfig()))
     assert kept + one_layer < (whole + one_layer) / 5
 
 
@@ -180,7 +185,7 @@ def test_kept_activations_of_mistral_by_hand() -> None:
     # A layer, floats a token: 4 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
     # 3 x 14,336 of the feed-forward: 73,762. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
     # 2,364,739 floats, so 9.0 MiB a token.
-    assert kept_activations(MISTRAL, 1) == 4 * 2_364_739
+    assert kept_activations(MISTRAL, TrainConfig(), 1) == 4 * 2_364_739
 
 
 def test_the_cache_is_as_large_as_a_real_one(model: PreTrainedModel) -> None:

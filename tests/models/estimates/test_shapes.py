@@ -224,7 +224,7 @@ def test_kept_activations_are_those_of_a_real_pass(
     model = with_fused_layers(AutoModelForCausalLM.from_config(config).eval())
     found = counted(tmp_path / "config.json")
     assert found["untrainable"] is None
-    planned = kept_activations(shape_from(found["shape"]), 5 * 60)
+    planned = kept_activations(shape_from(found["shape"]), TrainerConfig(), 5 * 60)
     row = Candidates([1] * 20, ([2] * 40,))
     really = kept_bytes(model, lambda: hidden_states(model, pack([row] * 5)))
     assert really <= 1.01 * planned
