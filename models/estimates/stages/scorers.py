@@ -95,18 +95,11 @@ def _on_pairs(
     terms = head if train.lora is None else 0
     if term is not None and term.kind == "swav":
         terms += term.num_prototypes * shape.hidden_size
-    work = _scorer(
-        inputs,
-        train,
-        num_heads=num_heads,
-        rows=_examples(config, inputs),
-        num_scored=num_scored,
-        terms=terms,
-        further=further,
-    )
-    if train.lora is not None and head:
-        work = work.beside(Memory(frozen=FLOAT_BYTES * head), "loading", "training")
-    return work
+    parameters = shape.scorer_parameters(num_heads) + terms
+    work = supervised_work(inputs, train, parameters, _examples(config, inputs), further=further)
+    if train.lora is not None:
+        work = work.beside(Memory(frozen=FLOAT_BYTES * head))
+    return work + _scoring(inputs, train, num_heads, num_scored)
 
 
 def _examples(config: PairLossConfig, inputs: StageInputs) -> Rows:
@@ -133,13 +126,12 @@ def _examples(config: PairLossConfig, inputs: StageInputs) -> Rows:
 
 def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
-    amounts, train = inputs.amounts, config.train
-    pairs = _pairs(inputs, amounts.train_pairs)
-    num_scored = amounts.held_out_pairs
-    if config.expected_reward is None:
-        work = _on_pairs(config, inputs, num_heads=2, num_scored=num_scored)
-    else:
-        work = _with_samples(config, config.expected_reward, inputs)
+    pairs, samples = _pairs(inputs, inputs.amounts.train_pairs), config.expected_reward
+    further = [] if samples is None else [_answered(samples, inputs, samples.batch_size)]
+    num_scored = inputs.amounts.held_out_pairs
+    work = _on_pairs(config, inputs, num_heads=2, num_scored=num_scored, further=further)
+    if samples is not None:
+        work = _with_samples(samples, config.train, inputs, work)
     if not inputs.num_behaviours:
         return work
     likelihoods = passing_work(
@@ -148,47 +140,47 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
         replace(pairs, logit_tokens=pairs.length),
         phase="likelihoods",
         times=1 + inputs.num_behaviours,
-        at_once=counts.rows_of_rank(pairs.count, train.ranks),
+        at_once=counts.rows_of_rank(pairs.count, config.train.ranks),
     )
     return likelihoods + work
 
 
 def _with_samples(
-    config: AdvantageModelConfig, samples: ExpectedRewardConfig, inputs: StageInputs
+    config: ExpectedRewardConfig, train: TrainConfig, inputs: StageInputs, work: Work
 ) -> Work:
-    """Answers before and after the training, and some prompts with theirs more in every step."""
+    """Answers before and after the training, whose steps have some prompts with theirs besides."""
     available = inputs.amounts.policy_prompts
-    prompts = counts.num_taken(available, samples.num_prompts)
-    held_out = counts.num_taken(available - prompts, samples.num_held_out)
-    later = samples.model_copy(update={"num_responses": samples.held_out_responses})
-    prompt, _ = inputs.prompt_and_row(samples.max_new_tokens)
-    weights = FLOAT_BYTES * inputs.shape.scorer_parameters(2)
-    first, second = _answered(samples, prompt, prompts), _answered(later, prompt, held_out)
-    work = _on_pairs(
-        config,
-        inputs,
-        num_heads=2,
-        num_scored=inputs.amounts.held_out_pairs,
-        further=[_answered(samples, prompt, samples.batch_size)],
-    )
+    first = _answered(config, inputs, counts.num_taken(available, config.num_prompts))
+    later = config.model_copy(update={"num_responses": config.held_out_responses})
+    held_out = counts.num_taken(available - first.count, config.num_held_out)
+    second = _answered(later, inputs, held_out)
     # Samples pass once all is trained; before that to the layers that are, whose input is kept.
     passes, kept = 1, 0
-    if config.train.trainable_layers is not None:
+    if train.trainable_layers is not None:
         passes, kept = 2, FLOAT_BYTES * first.tokens * inputs.shape.hidden_size
+    weights = FLOAT_BYTES * inputs.shape.scorer_parameters(2)
     work = work.beside(Memory(activations=kept), "training")
     work += Work(forward_tokens=passes * first.tokens) + passing_work(inputs, weights, second)
-    for count, responses in ((prompts, samples.num_responses), (held_out, later.num_responses)):
-        answers = Answers(count * responses, prompt, samples.max_new_tokens)
-        frozen = inputs.policy_bytes + weights
-        work += sampling_work(inputs, frozen, answers, vllm=samples.vllm)
+    for sampling, rows in ((config, first), (later, second)):
+        work += _sampling(sampling, inputs, rows.count, inputs.policy_bytes + weights)
     return work
 
 
-def _answered(config: ExpectedRewardConfig | MetaRMConfig, prompt: int, count: int) -> Rows:
+def _answered(config: ExpectedRewardConfig | MetaRMConfig, inputs: StageInputs, count: int) -> Rows:
     """Rows of a prompt with its answers."""
+    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     repeated = (config.num_responses - 1) * (prompt + response)
     return Rows(count, prompt + config.num_responses * response, repeated_keys=repeated)
+
+
+def _sampling(
+    config: ExpectedRewardConfig | MetaRMConfig, inputs: StageInputs, prompts: int, frozen: int
+) -> Work:
+    """The answers to so many prompts, beside `frozen` bytes of weights."""
+    count = prompts * config.num_responses
+    answers = Answers(count, inputs.amounts.prompt_tokens, config.max_new_tokens)
+    return sampling_work(inputs, frozen, answers, vllm=config.vllm)
 
 
 def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
@@ -202,23 +194,17 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     prompts = counts.num_taken(available, config.num_prompts)
     others = counts.num_taken(available - prompts, config.num_held_out)
     asked = prompts + others
-    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    meta = _answered(config, prompt, counts.num_taken(prompts, config.meta_batch))
-    work = _scorer(
-        inputs,
-        train,
-        num_heads=inputs.scorer_heads[0],
-        rows=_pairs(inputs, amounts.train_pairs),
-        num_scored=amounts.held_out_pairs,
-    )
-    answers = Answers(asked * config.num_responses, prompt, config.max_new_tokens)
-    sampling = sampling_work(inputs, inputs.policy_bytes, answers, vllm=config.vllm)
+    meta = _answered(config, inputs, counts.num_taken(prompts, config.meta_batch))
+    num_heads = inputs.scorer_heads[0]
+    parameters = inputs.shape.scorer_parameters(num_heads)
+    learning = supervised_work(inputs, train, parameters, _pairs(inputs, amounts.train_pairs))
     ascents = Work(
         forward_tokens=2 * asked * meta.length,
-        trained_tokens=work.optimiser_steps * meta.tokens,
-        phases=_ascent(inputs, config.train, work, meta),
+        trained_tokens=learning.optimiser_steps * meta.tokens,
+        phases=_ascent(inputs, train, learning, meta),
     )
-    return work + sampling + ascents
+    scoring = _scoring(inputs, train, num_heads, amounts.held_out_pairs)
+    return learning + scoring + _sampling(config, inputs, asked, inputs.policy_bytes) + ascents
 
 
 def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> dict[str, Memory]:
@@ -249,18 +235,8 @@ def _pairs(inputs: StageInputs, count: int) -> Rows:
     return Rows(count, inputs.pair_tokens, repeated_keys=inputs.pair_tokens)
 
 
-def _scorer(
-    inputs: StageInputs,
-    train: TrainConfig,
-    *,
-    num_heads: int,
-    rows: Rows,
-    num_scored: int,
-    terms: int = 0,
-    further: Sequence[Rows] = (),
-) -> Work:
-    """Training a scorer, with `terms` parameters of its loss, then scoring `num_scored` pairs."""
+def _scoring(inputs: StageInputs, train: TrainConfig, num_heads: int, num_pairs: int) -> Work:
+    """What a scorer that was trained scores."""
     parameters = inputs.shape.scorer_parameters(num_heads)
     weights = inputs.frozen_bytes(parameters, narrow_layers(inputs, train))
-    scoring = passing_work(inputs, weights, Rows(num_scored, inputs.pair_tokens))
-    return supervised_work(inputs, train, parameters + terms, rows, further=further) + scoring
+    return passing_work(inputs, weights, Rows(num_pairs, inputs.pair_tokens))
