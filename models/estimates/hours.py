@@ -8,7 +8,6 @@ kernels of each layer. What a stage takes beside (loading, storing, the CPU's pa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,17 +101,12 @@ def rate_of(card: Card, folder: Path = MEASURED) -> Rate:
         found = json.loads(path.read_text())
         shares = [value["value"] / 100 for value in _values(found, SHARE)]
         rates = [value["value"] * 1e12 for value in _values(found, RATE)]
-        if _is_of(card, str(found["card"])) and shares and rates:
+        if card.is_named(str(found["card"])) and shares and rates:
             products = Range(min(shares) * rates[0], max(shares) * rates[0])
             return Rate(products, f"docs/explanation/gpu/{path.name}")
     least, most = SHARES
     products = Range(least * card.products, most * card.products)
     return Rate(products, f"{least:.0%} to {most:.0%} of its data sheet's rate")
-
-
-def _is_of(card: Card, found: str) -> bool:
-    """Whether a driver's name of a card (`NVIDIA A100-SXM4-80GB`) has all words of the table's."""
-    return all(re.search(rf"\b{re.escape(word)}\b", found) for word in card.name.split())
 
 
 def _values(found: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,10 @@ class Card:
     bandwidth: float
     gib: float
 
+    def is_named(self, driver_name: str) -> bool:
+        """Whether a driver's name of a GPU (`NVIDIA A100-SXM4-80GB`) has all words of this one."""
+        return set(self.name.split()) <= set(re.split(r"[\s-]+", driver_name))
+
 
 # From NVIDIA's data sheets (with sparsity they say twice as much).
 CARDS = (
@@ -72,12 +76,11 @@ class Machine:
         """The cards that its GPUs may be: of their name if it is known, and of their memory."""
         if not self.has_gpus:
             return []
-        name = None if self.gpu_name is None else set(re.split(r"[\s-]+", self.gpu_name))
         return [
             card
             for card in CARDS
             if abs(card.gib * GIB - self.memory) <= SAME_MEMORY * self.memory
-            and (name is None or not {*card.name.split()} - {"40GB", "80GB"} - name)
+            and (self.gpu_name is None or card.is_named(self.gpu_name))
         ]
 
     @classmethod
