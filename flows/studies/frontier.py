@@ -8,7 +8,7 @@ PPO.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,16 +25,15 @@ from trimtab.flows.run import Run
 from trimtab.flows.studies.constants import named_values
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_comparison, add_strength, with_changes
-from trimtab.models.studies.variants import TEMPERATURES
+from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 from trimtab.tasks.resources import Resources
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values of what decides how far an arm goes, the recipe's own, and what another changes."""
+    """The recipe's value of what decides how far an arm goes, and what another value changes."""
 
-    values: Sequence[float]
-    own: Callable[[RunConfig], float]
+    recipe_value: Callable[[RunConfig], float]
     changes: Callable[[RunConfig, float], dict[str, Any]]
 
 
@@ -51,12 +50,11 @@ def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
 
 def _thresholds(config: RunConfig, value: float) -> list[float]:
     """All moved alike, to that last one."""
-    found = config.rest.improve.thresholds
-    return [round(threshold + value - found[-1], 6) for threshold in found]
+    thresholds = config.rest.improve.thresholds
+    return [round(threshold + value - thresholds[-1], 6) for threshold in thresholds]
 
 
 _PPO = Sweep(
-    (0.05, 0.1, 0.2, 0.5),
     lambda config: config.ppo.kl_coef,
     lambda _, value: {"ppo": {"kl_coef": value, "kl_target": None}},
 )
@@ -64,27 +62,22 @@ SWEEPS: dict[Arm, Sweep] = {
     "ppo_max_am": _PPO,
     "full": _PPO,
     "rejection_sampling": Sweep(
-        (2, 4, 8, 16),
         lambda config: config.rejection_sampling.answers.num_responses,
         lambda config, value: {"rejection_sampling": _candidates(config, value)},
     ),
     "rest": Sweep(
-        (0.5, 0.7, 0.9, 0.95),
         lambda config: config.rest.improve.thresholds[-1],
         lambda config, value: {"rest": {"improve": {"thresholds": _thresholds(config, value)}}},
     ),
     "dpo": Sweep(
-        (0.03, 0.1, 0.3, 1.0),
         lambda config: config.dpo.beta,
         lambda _, value: {"dpo": {"beta": value}},
     ),
     "cpl": Sweep(
-        (0.03, 0.1, 0.3, 1.0),
         lambda config: config.cpl.alpha,
         lambda _, value: {"cpl": {"alpha": value}},
     ),
     "best_of_n": Sweep(
-        (2, 4, 8, 16),
         lambda config: config.best_of_n.num_responses,
         lambda _, value: {"best_of_n": {"num_responses": int(value)}},
     ),
@@ -103,7 +96,7 @@ def frontier(run: Run) -> None:
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
     for arm, sweep in SWEEPS.items():
-        for value, name in named_values(sweep.values, sweep.own(run.config)):
+        for value, name in named_values(STRENGTHS[arm].values, sweep.recipe_value(run.config)):
             config = apply_changes(whole.config, sweep.changes(run.config, value))
             own = replace(whole, config=config, roles=dict(shared))
             train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))

@@ -18,16 +18,13 @@ from trimtab.flows.studies.steps import (
 )
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
-
-ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# As often right as the annotators of the synthetic world.
-AS_GOOD = 0.8
+from trimtab.models.studies.variants import AS_GOOD, JUDGES_RIGHT
 
 
 @arms("rlaif", "alignment")
 def alignment(run: Run) -> None:
     """Policies of every judge, and of people's labels; people's labels judge them all."""
-    _policies(run, ACCURACIES)
+    _policies(run, JUDGES_RIGHT)
 
 
 @arms("rlaif", "feedback")

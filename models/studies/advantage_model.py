@@ -43,6 +43,7 @@ from trimtab.models.studies.measures import (
     forgetting_plot,
     outcome,
     outcome_plot,
+    percent_in_bins,
     read_by_kl,
     validation_gap,
 )
@@ -63,6 +64,7 @@ WEIGHED = {
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
+BINS = [-3 + 0.5 * index for index in range(13)]  # of scores over their spread
 ARMS = {
     "raw_scores_rm": "reward model",
     "reward_model": "reward model, scores normalised",
@@ -187,19 +189,13 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
                 "score, less its mean, / its standard deviation",
                 "answers in a bin of a half (%)",
                 {
-                    "labelled better": _shares((good - centre) / unit),
-                    "labelled worse": _shares((bad - centre) / unit),
+                    "labelled better": percent_in_bins(((good - centre) / unit).tolist(), BINS),
+                    "labelled worse": percent_in_bins(((bad - centre) / unit).tolist(), BINS),
                 },
             )
         )
     found = [table[name]["AUROC of good against bad answers"] for name in MODELS]
     return SeedResult(table, {"it tells them apart better": found[1] > found[0]}, plots)
-
-
-def _shares(values: Tensor) -> tuple[list[float], list[float]]:
-    edges = torch.arange(-3, 3.1, 0.5, dtype=torch.float64)
-    counts = torch.histogram(values.clamp(-3, 3), edges).hist
-    return ((edges[1:] + edges[:-1]) / 2).tolist(), (100 * counts / counts.sum()).tolist()
 
 
 @exhibit("advantage-model", claim="The Advantage Model's means differ far less between tasks")

@@ -22,19 +22,9 @@ from trimtab.models.studies.constants import swept
 from trimtab.models.studies.measures import KL, NET, outcome
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
-from trimtab.models.studies.variants import TEMPERATURES
+from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 
-# What is varied of each arm.
-CONSTANTS = {
-    "full": "KL coefficient",
-    "ppo_max_am": "KL coefficient",
-    "rejection_sampling": "K",
-    "rest": "last threshold",
-    "dpo": "beta",
-    "cpl": "alpha",
-    "best_of_n": "n",
-}
-NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in CONSTANTS}
+NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in STRENGTHS}
 NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
 # Nats.
@@ -67,7 +57,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
     gain = f"{MEASURES[measure]} over SFT"
     table: dict[str, dict[str, float]] = {}
     lines: dict[str, Line] = {START: ([0.0], [0.0])}
-    for arm, constant in CONSTANTS.items():
+    for arm, strength in STRENGTHS.items():
         rows = []
         for value, role in swept(artifacts, f"eval_{arm}_").items():
             sets = _by_set(artifacts, role)
@@ -80,7 +70,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
             row |= {f"{gain}, forget set": gained["forget"]} if "forget" in gained else {}
             rows.append(row | {LENGTH: _mean(sets["main"], "length")})
             recipe = " (recipe)" if role.endswith("_recipe") else ""
-            table[f"{NAMES[arm]}, {constant} {value:g}{recipe}"] = rows[-1]
+            table[f"{NAMES[arm]}, {strength.words} {value:g}{recipe}"] = rows[-1]
         lines[NAMES[arm]] = line_of(rows, KL, gain)
     leads = {name: lead_of(lines[DPO], line) for name, line in _measured(lines).items()}
     return SeedResult(

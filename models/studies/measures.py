@@ -8,7 +8,9 @@ exists, else by held-out reward models. A comparison's role is `judge_<policy>` 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, pstdev
 
 import torch
@@ -143,6 +145,16 @@ def gained(curve: Curve) -> list[float]:
     """The score by step, less that of the first tenth, in units of its spread there."""
     start = fmean(curve.score[: max(1, len(curve.score) // 10)])
     return [(value - start) / (curve.score_std or 1.0) for value in curve.score]
+
+
+def percent_in_bins(values: Sequence[float], edges: Sequence[float]) -> Line:
+    """The middles of bins, and the percentage of values in each; those beyond the ends are in the
+    outermost bins."""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        counts[min(max(bisect_right(edges, value) - 1, 0), len(counts) - 1)] += 1
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    return middles, [100 * count / len(values) for count in counts]
 
 
 def unevenness(values: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ from trimtab.models.studies.measures import (
     curves_table,
     outcome,
     outcome_plot,
+    percent_in_bins,
     read_by_kl,
     unevenness,
 )
@@ -101,18 +102,13 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
 
 
 def _histogram(title: str, name: str, values: torch.Tensor, what: str) -> Plot:
-    edges = torch.tensor(BINS, dtype=torch.float64)
-    counts = torch.histogram(values.clamp(BINS[0], BINS[-1]), edges).hist
-    used = counts.nonzero().flatten()
+    middles, percent = percent_in_bins(values.tolist(), BINS)
     first = 0 if values.min() < 0 else BINS.index(0.0)
-    shares = (100 * counts / counts.sum()).tolist()
-    middles = [(a + b) / 2 for a, b in zip(BINS, BINS[1:], strict=False)]
-    assert len(used), "no pairs"
     return Plot(
         title,
         f"{what} / standard deviation of strength over pairs",
         "pairs in a bin of a quarter (%)",
-        {name: (middles[first:], shares[first:])},
+        {name: (middles[first:], percent[first:])},
         note="Beyond the ends: in the outermost bins.",
     )
 

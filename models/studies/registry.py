@@ -116,7 +116,7 @@ EXHIBITS = tuple(
         [
             *(each for path in _SOURCES for each in _declared(path.read_text(encoding="utf-8"))),
             *(
-                Exhibit("constants", name, constant.shows, AS_GOOD_AS_ANY, "not published")
+                Exhibit("constants", name, constant.words, AS_GOOD_AS_ANY, "not published")
                 for name, constant in CONSTANTS.items()
             ),
         ],

@@ -12,11 +12,11 @@ from trimtab.models.reporting.run.ai_labeler import ai_labeler
 from trimtab.models.studies.measures import NET, WIN, answers, outcome, outcome_plot
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, titled
+from trimtab.models.studies.variants import AS_GOOD, JUDGES_RIGHT
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
 WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate"
-GOOD = 0.8  # a judge as good as the annotators of the synthetic world
 
 
 @exhibit(
@@ -31,12 +31,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
 
     A row a judge and way of using it, and one of people's labels.
     """
-    accuracies = sorted(
-        float(role.removeprefix("judged_"))
-        for role in artifacts.inputs
-        if role.startswith("judged_")
-    )
-    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in accuracies}
+    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in JUDGES_RIGHT}
     found = {
         kind: {
             a: {
@@ -44,7 +39,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
                 **_results(artifacts, f"{kind}_{a:g}"),
                 LABELS: judges[a][LABELS],
             }
-            for a in accuracies
+            for a in JUDGES_RIGHT
         }
         for kind in KINDS
     }
@@ -55,12 +50,12 @@ def alignment(artifacts: Artifacts) -> SeedResult:
     }
     checks = {}
     for kind, rows in found.items():
-        worst, best = rows[accuracies[0]], rows[accuracies[-1]]
+        worst, best = rows[JUDGES_RIGHT[0]], rows[JUDGES_RIGHT[-1]]
         checks[f"{kind}: the policy of the best judge wins more often than the worst's"] = (
             best[WINS] > worst[WINS]
         )
-        checks[f"{kind}: with a judge right in {GOOD:g} it wins more than it loses"] = (
-            rows[GOOD][MARGIN] > 0
+        checks[f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses"] = (
+            rows[AS_GOOD][MARGIN] > 0
         )
     return SeedResult(
         table | {"people's labels": _results(artifacts, "people")},
@@ -88,12 +83,12 @@ def feedback(artifacts: Artifacts) -> SeedResult:
     names = {
         "people": "people's labels",
         "people_smoothed": "people's labels, smoothed",
-        "distilled_0.8": "distilled",
-        "direct_0.8": "direct",
+        f"distilled_{AS_GOOD}": "distilled",
+        f"direct_{AS_GOOD}": "direct",
     }
     table = {label: _results(artifacts, name) for name, label in names.items()}
     for label in ("distilled", "direct"):
-        table[label] |= _aligned(artifacts, "0.8")
+        table[label] |= _aligned(artifacts, f"{AS_GOOD}")
     versus = {
         "distilled against people's labels, smoothed": "distilled_versus_people",
         "direct against people's labels, smoothed": "direct_versus_people",

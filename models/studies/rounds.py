@@ -22,11 +22,13 @@ from trimtab.models.studies.measures import (
     last,
     outcome,
     outcome_plot,
+    percent_in_bins,
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Line, Plot, SeedResult
 from trimtab.models.studies.variants import ROUND_ARMS
 
+TENTHS = [index / 10 for index in range(11)]
 MONITORS = ("score", "gold", "kl", "perplexity")
 
 
@@ -177,16 +179,13 @@ def figure_16(artifacts: Artifacts) -> SeedResult:
                 "Score differences between answers to one prompt",
                 "mean difference / the largest of all prompts",
                 "prompts in a bin of a tenth (%)",
-                {name: _shares(row, widest) for name, row in values.items()},
+                {
+                    name: percent_in_bins([value / widest for value in row], TENTHS)
+                    for name, row in values.items()
+                },
             )
         ],
     )
-
-
-def _shares(values: list[float], widest: float) -> tuple[list[float], list[float]]:
-    tenths = [min(int(10 * value / widest), 9) for value in values]
-    shares = [100 * tenths.count(index) / len(values) for index in range(10)]
-    return [0.05 + 0.1 * index for index in range(10)], shares
 
 
 @exhibit(

@@ -195,13 +195,13 @@ DENOISED_AT_KL = {
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant that no paper publishes: what it is, and the values beside the recipe's own."""
+    """What is swept, in words, and its values beside the recipe's own."""
 
-    shows: str
+    words: str
     values: tuple[float, ...]
 
 
-# By the exhibit's name.
+# Constants that no paper publishes, by the exhibit's name.
 CONSTANTS = {
     "smoothing": Constant(
         "alpha of label smoothing, on the recipe's treatment of labels",
@@ -219,6 +219,18 @@ CONSTANTS = {
     "per-cluster": Constant("k, the examples kept of each cluster", (4, 8, 16, 32)),
     "meta-step": Constant("eta, the step of MetaRM's ascent", (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)),
 }
+# [DPO figure 2] What decides how far a method moves from SFT, by its arm.
+STRENGTHS = {
+    "full": Constant("KL coefficient", (0.05, 0.1, 0.2, 0.5)),
+    "ppo_max_am": Constant("KL coefficient", (0.05, 0.1, 0.2, 0.5)),
+    "rejection_sampling": Constant("K", (2, 4, 8, 16)),
+    "rest": Constant("last threshold", (0.5, 0.7, 0.9, 0.95)),
+    "dpo": Constant("beta", (0.03, 0.1, 0.3, 1.0)),
+    "cpl": Constant("alpha", (0.03, 0.1, 0.3, 1.0)),
+    "best_of_n": Constant("n", (2, 4, 8, 16)),
+}
+# [RLAIF] How often judges are right, one of them as often as the world's annotators.
+JUDGES_RIGHT, AS_GOOD = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 0.8
 # Shares of the clear training labels that are turned round, and roles that belong to one.
 FLIP_SHARES = (0.1, 0.25, 0.4)
 

@@ -7,7 +7,7 @@ import pytest
 from trimtab.flows.plan import PlannedRun, PlannedStage
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.studies.frontier import SWEEPS, frontier
-from trimtab.models.studies.frontier import CONSTANTS
+from trimtab.models.studies.variants import STRENGTHS
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def _stages(run: PlannedRun, prefix: str) -> dict[float, PlannedStage]:
 
 
 def test_every_arm_is_read_at_the_recipes_strength_and_others(run: PlannedRun) -> None:
-    assert set(SWEEPS) == set(CONSTANTS)
+    assert set(SWEEPS) == set(STRENGTHS)
     for arm, sweep in SWEEPS.items():
-        own = sweep.own(run.config)
-        assert list(_stages(run, f"eval_{arm}_")) == sorted({*sweep.values, own})
-        assert f"eval_{arm}_{own:g}_recipe" in run.roles
+        recipe = sweep.recipe_value(run.config)
+        assert list(_stages(run, f"eval_{arm}_")) == sorted({*STRENGTHS[arm].values, recipe})
+        assert f"eval_{arm}_{recipe:g}_recipe" in run.roles
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import PlannedRun, PlanRow, make_plan
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.studies.registry import ARMS
-from trimtab.flows.studies.rlaif import ACCURACIES
 from trimtab.models.estimates.machine import Machine
+from trimtab.models.studies.variants import JUDGES_RIGHT
 
 KINDS = ("distilled", "direct")
 GOLD = "judge_preferences.judge.gold_accuracy=0.8"
@@ -69,7 +69,7 @@ def test_the_studys_judges_differ_and_everything_else_is_shared() -> None:
     ARMS["rlaif-alignment"](run)
     given = run["preferences"]
     assert given.stage == "comparisons"
-    for accuracy in ACCURACIES:
+    for accuracy in JUDGES_RIGHT:
         labelled = run[f"labelled_{accuracy:g}"]
         assert labelled.inputs["preferences"] is given
         assert run[f"judged_{accuracy:g}"].config.judge.gold_accuracy == accuracy

@@ -10,7 +10,6 @@ from tests.models.studies.conftest import Run
 from tests.models.studies.policies_by_hand import judged
 from trimtab.models.studies.frontier import (
     BOUND,
-    CONSTANTS,
     NAMES,
     START,
     frontier,
@@ -18,7 +17,7 @@ from trimtab.models.studies.frontier import (
     temperature,
 )
 from trimtab.models.studies.results import combine_seeds
-from trimtab.models.studies.variants import TEMPERATURES
+from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 
 Files = dict[str, Any]
 SFT, GAIN = 0.5, "gold over SFT"
@@ -43,7 +42,7 @@ def _answered(gain: float, kl: float, measure: str = "gold") -> Files:
 def _roles(measure: str = "gold", **gains: float) -> dict[str, Files]:
     """All methods at 1 and at 3 nats, each with one gain at both."""
     roles = {"eval_sft": _answered(0.0, 0.0, measure)}
-    for arm in CONSTANTS:
+    for arm in STRENGTHS:
         for value, kl in (("0.1", 3.0), ("0.5_recipe", 1.0)):
             roles[f"eval_{arm}_{value}"] = _answered(gains.get(arm, 0.1), kl, measure)
     return roles
@@ -51,7 +50,7 @@ def _roles(measure: str = "gold", **gains: float) -> dict[str, Files]:
 
 def test_a_setting_is_a_row_and_a_point(run: Run) -> None:
     reading = frontier(run(_roles(dpo=0.2)))
-    assert len(reading.table) == 2 * len(CONSTANTS)
+    assert len(reading.table) == 2 * len(STRENGTHS)
     assert reading.table["DPO, beta 0.5 (recipe)"] == {
         GAIN: pytest.approx(0.2),
         "KL, nats": 1.0,
