@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -261,7 +262,26 @@ def _samples(kind: Any) -> bool:
     return any(map(_samples, get_args(kind)))
 
 
+@pytest.fixture
+def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in in this process, not in one that loads torch for each sampler anew."""
+    if HAS_VLLM:
+        return
+    workers: dict[VllmSampler, vllm_worker.Worker] = {}
+
+    def start(sampler: VllmSampler) -> None:
+        sampler.process = mock.create_autospec(subprocess.Popen, instance=True)
+        workers[sampler] = vllm_worker.Worker()
+
+    monkeypatch.setitem(sys.modules, "vllm", pretend_vllm)
+    monkeypatch.setattr(VllmSampler, "_start", start)
+    monkeypatch.setattr(
+        VllmSampler, "_ask", lambda sampler, request: workers[sampler].handle(request)
+    )
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
 def test_every_stage_that_samples_may_do_so_with_vllm(
     tmp_path: Path,
     smoke_config: Any,
