@@ -217,7 +217,7 @@ def test_a_rank_that_is_killed_ends_those_that_would_wait_for_it_for_hours() -> 
 def test_every_group_waits_as_long_as_the_first_rank_may_work_alone() -> None:
     """DeepSpeed's own groups too, by which it gathers what the first rank is late for."""
     code = (
-        "import torch\n"
+        "import deepspeed, torch\n"  # once for both ranks
         "from trimtab.models.training import distributed as ranks\n"
         "ranks.start_group(2)\n"
         "ranks.join_group()\n"

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,67 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from tests.infra.toy_launch import assert_gone
+from tests.models.training import toy_stage
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import close_servers
 from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, launch
 from trimtab.models.training import entry, signals
-
-# Puts a toy stage where the real ones are, then goes through the real entry.
-WRAPPER = """
-import json, os, sys, time, types
-from pathlib import Path
-from pydantic import BaseModel
-loaded_before = "torch" in sys.modules and "transformers.models.llama.modeling_llama" in sys.modules
-from trimtab.models import specs
-from trimtab.models.training import distributed, entry, signals
-
-class Config(BaseModel):
-    model_config = {"extra": "forbid"}
-    size: int
-
-def run(config, inputs, workdir):
-    import torch
-    seen = {
-        "loaded_before": loaded_before,
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "sum": (torch.ones(config.size, config.size) @ torch.ones(config.size, 2)).sum().item(),
-        "inputs": {name: str(path) for name, path in inputs.items()},
-    }
-    (workdir / f"pid{int(not distributed.is_rank_zero())}").write_text(str(os.getpid()))
-    if config.size == 1:
-        signals.defer()
-    (workdir / "seen.json").write_text(json.dumps(seen))
-    while config.size == 3:
-        time.sleep(0.01)
-    while config.size == 1:
-        if signals.stop_requested():
-            (workdir / "saved").touch()
-            signals.stop()
-        time.sleep(0.01)
-
-stage = types.ModuleType("trimtab.models.stages.toy")
-stage.run = run
-sys.modules["trimtab.models.stages.toy"] = stage
-specs.SPECS["toy"] = specs.StageSpec("toy", Config, required=("policy",))
-
-def main(path):
-    entry.main(path)
-
-if __name__ == "__main__":
-    main(sys.argv[1])
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("entry")
-    (folder / "toy_torch_entry.py").write_text(WRAPPER)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        close_servers()
-        yield
-        close_servers()
 
 
 def _job(workdir: Path, num_ranks: int = 1, **config: Any) -> Path:
@@ -94,7 +36,7 @@ def _job(workdir: Path, num_ranks: int = 1, **config: Any) -> Path:
 
 @pytest.mark.slow
 def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
-    launch(_job(tmp_path, size=600), entry="toy_torch_entry")
+    launch(_job(tmp_path, size=600), entry=toy_stage.__name__)
     assert json.loads((tmp_path / "seen.json").read_text()) == {
         "loaded_before": True,
         "threads": 2,
@@ -107,7 +49,7 @@ def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_unknown_config_key_is_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"(?s)ValidationError: 1 .*sise"):
-        launch(_job(tmp_path, size=2, sise=3), entry="toy_torch_entry")
+        launch(_job(tmp_path, size=2, sise=3), entry=toy_stage.__name__)
 
 
 @pytest.mark.slow
@@ -125,7 +67,7 @@ def test_sigterm_saves_what_there_is_and_leaves_with_75(
 
     threading.Thread(target=terminate).start()
     with pytest.raises(TrainerStoppedError, match="exit code 75"):
-        launch(_job(tmp_path, size=size), entry="toy_torch_entry", drain_seconds=20)
+        launch(_job(tmp_path, size=size), entry=toy_stage.__name__, drain_seconds=20)
     assert (tmp_path / "saved").exists() == saves
 
 
@@ -147,7 +89,7 @@ def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_report=cancel)
+        launch(_job(tmp_path, 2, size=1), entry=toy_stage.__name__, on_report=cancel)
     assert_gone(" ".join(map(str, ranks)))
 
 
