@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -166,12 +166,13 @@ def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
 
 def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
     tail = LineTail(job.workdir / METRICS_NAME)
-    report = ProgressReporter(context, job)
+    progress = Progress()
 
     def read_metrics() -> None:
         while lines := tail.read():
             run.log_lines(lines)
-            report(lines)
+            progress.update(lines)
+            context.on_progress(progress)
 
     try:
         return launch(
@@ -229,20 +230,24 @@ class StageOutputError(Exception):
     """A trainer ended without error but left no usable output."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Progress:
-    """What a running stage reports: work done of the total, and the newest value of each metric."""
+    """What a running stage has reported: work done of all, and the newest value of each metric."""
 
-    stage: str
-    name: str
-    done: int
-    total: int
-    metrics: Mapping[str, float]
+    done: int = 0
+    total: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
 
-
-def no_slots(count: int) -> AbstractContextManager[None]:
-    """The slots of a stage that takes no device."""
-    return nullcontext()
+    def update(self, lines: Sequence[str]) -> None:
+        """Take further lines of the stage's metrics.jsonl."""
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # left in pieces by a trainer that was killed before
+                continue
+            if "progress" in record:
+                self.done, self.total = record["progress"]
+            self.metrics.update(record.get("metrics", {}))
 
 
 @dataclass(frozen=True)
@@ -250,10 +255,10 @@ class StageContext:
     """What all stages of a run share.
 
     `parent` is the MLflow run that those of the stages nest in, None without one. `fence` is called
-    before a stage is computed, and before it is published. `device_slots`
-    is held around a trainer, for as many devices as it takes; those of this machine's cores are the
-    engine's own. `secrets` are environment variables for the trainer alone, asked for when there is
-    one.
+    before a stage is computed, and before it is published. `on_progress` is told what a trainer has
+    done, always by the same object. `device_slots` is held around a trainer, for as many devices as
+    it takes; those of this machine's cores are the engine's own. `secrets` are environment
+    variables for the trainer alone, asked for when there is one.
     """
 
     settings: Settings
@@ -261,9 +266,9 @@ class StageContext:
     tracking: Tracking
     parent: TrackedRun | None = None
     seed: int = 0
-    on_progress: Callable[[Progress], None] | None = None
+    on_progress: Callable[[Progress], None] = lambda _: None
     modules: StageModules = field(default_factory=StageModules)
-    device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
+    device_slots: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
     fence: Callable[[], None] = lambda: None
     secrets: Callable[[], Mapping[str, str]] = dict
 
@@ -302,32 +307,6 @@ class StageJob:
 
 
 SUMMARY_NAME = "summary.json"
-
-
-class ProgressReporter:
-    """Turns lines of metrics.jsonl into Progress for the context's callback."""
-
-    def __init__(self, context: StageContext, job: StageJob) -> None:
-        self._callback = context.on_progress
-        self._job = job
-        self._done, self._total = 0, 0
-        self._metrics: dict[str, float] = {}
-
-    def __call__(self, lines: list[str]) -> None:
-        """Take the file's further lines."""
-        if self._callback is None:
-            return
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # left in pieces by a trainer that was killed before
-                continue
-            if "progress" in record:
-                self._done, self._total = record["progress"]
-            self._metrics.update(record.get("metrics", {}))
-        self._callback(
-            Progress(self._job.stage, self._job.name, self._done, self._total, dict(self._metrics))
-        )
 
 
 def read_summary(output: Path) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
         context, tracking=tracking, parent=parent, on_progress=reports.append, seed=7
     )
     base = run_stage(tracked, "counter", CounterConfig(), {}, name="first count")
-    assert reports[-1] == Progress("counter", "first count", 3, 3, {"count": 3})
+    assert reports[-1] == Progress(3, 3, {"count": 3})
     run_stage(tracked, "counter", CounterConfig(total=2), {"start": base.ref})
     run_stage(tracked, "counter", CounterConfig(), {}, name="again")
     plan(die_at=2)

@@ -34,7 +34,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
 def _reported(*done: int) -> context._ProgressArtifact:
     card = context._ProgressArtifact("PPO vanilla", "place")
     for each in done:
-        card(Progress("ppo_max", "PPO vanilla", each, 6, {}))
+        card(Progress(each, 6))
     return card
 
 
