@@ -12,7 +12,7 @@ from trimtab.models.reporting.run.ai_labeler import ai_labeler
 from trimtab.models.studies.measures import NET, WIN, answers, outcome, outcome_plot
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, titled
-from trimtab.models.studies.variants import AS_GOOD, JUDGES_RIGHT
+from trimtab.models.studies.variants import AS_GOOD
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
@@ -31,7 +31,12 @@ def alignment(artifacts: Artifacts) -> SeedResult:
 
     A row a judge and way of using it, and one of people's labels.
     """
-    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in JUDGES_RIGHT}
+    accuracies = sorted(
+        float(role.removeprefix("judged_"))
+        for role in artifacts.inputs
+        if role.startswith("judged_")
+    )
+    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in accuracies}
     found = {
         kind: {
             a: {
@@ -39,7 +44,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
                 **_results(artifacts, f"{kind}_{a:g}"),
                 LABELS: judges[a][LABELS],
             }
-            for a in JUDGES_RIGHT
+            for a in accuracies
         }
         for kind in KINDS
     }
@@ -50,7 +55,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
     }
     checks = {}
     for kind, rows in found.items():
-        worst, best = rows[JUDGES_RIGHT[0]], rows[JUDGES_RIGHT[-1]]
+        worst, best = rows[accuracies[0]], rows[accuracies[-1]]
         checks[f"{kind}: the policy of the best judge wins more often than the worst's"] = (
             best[WINS] > worst[WINS]
         )
