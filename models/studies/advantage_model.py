@@ -7,7 +7,7 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,9 @@ from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot, titled
 from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
 
-MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
+ByTask = dict[str, float]
+REWARD, ADVANTAGE, SCALED = "reward model", "Advantage Model", "reward model, temperature scaled"
+MODELS = {REWARD: "scorer_raw", ADVANTAGE: "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
 UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
@@ -87,7 +89,7 @@ def table_1(artifacts: Artifacts) -> SeedResult:
         if artifacts.truth:
             row[ECE_RIGHT] = ece(artifacts.clean_gaps(role).gap, "width")
         table[name] = row
-    ours, theirs = table["Advantage Model"], table["reward model"]
+    ours, theirs = table[ADVANTAGE], table[REWARD]
     return SeedResult(
         table,
         checks={
@@ -108,13 +110,12 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
 
     The reward model's mean score by task, and PPO on it on the forget set.
     """
-    names, mean, _ = _by_task(artifacts, "scorer_raw")
+    mean, _, spreads = _by_task(artifacts, "scorer_raw")
     judged = artifacts.document("judge_reward_model", "judgement.json")
     verdict = judged.get("forget_gold") or judged.get("forget_judge_score")
     if verdict is None:
         raise KeyError("the prompts have no forget set: run the study in the synthetic world")
-    _, which, scores = answer_scores(artifacts, "scorer_raw")
-    spread = ratio_of(*spread_of(which, scores, len(names)))
+    spread = ratio_of(*spreads)
     return SeedResult(
         table={
             "reward model": {"spread of task means / spread within": spread},
@@ -124,7 +125,7 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
             "mean scores of tasks lie a quarter of the spread within apart": spread > 0.25,
             "PPO on it loses more of the forget set than it wins": verdict["lose"] > verdict["win"],
         },
-        plots=[_task_bars("The reward model scores tasks differently", names, {"mean": mean})],
+        plots=[_task_bars("The reward model scores tasks differently", {"mean": mean})],
     )
 
 
@@ -164,8 +165,8 @@ def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
     confidence, correct = pair_confidence(gap)
     _, accuracy, count = calibration_curve(confidence, correct, 10)
     middles = [0.55, 0.65, 0.75, 0.85, 0.95]
-    found = zip(middles, accuracy[5:].tolist(), count[5:].tolist(), strict=True)
-    return middles, [share if number else middle for middle, share, number in found]
+    bins = zip(middles, accuracy[5:].tolist(), count[5:].tolist(), strict=True)
+    return middles, [share if number else middle for middle, share, number in bins]
 
 
 @exhibit("advantage-model", claim="The Advantage Model tells good from bad answers more distinctly")
@@ -194,25 +195,22 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
                 },
             )
         )
-    found = [table[name]["AUROC of good against bad answers"] for name in MODELS]
-    return SeedResult(table, {"it tells them apart better": found[1] > found[0]}, plots)
+    theirs, ours = (row["AUROC of good against bad answers"] for row in table.values())
+    return SeedResult(table, {"it tells them apart better": ours > theirs}, plots)
 
 
 @exhibit("advantage-model", claim="The Advantage Model's means differ far less between tasks")
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """Mean and deviation of scores by task."""
     means, deviations, table = {}, {}, {}
-    names: list[str] = []
     for name, role in MODELS.items():
-        names, means[name], deviations[name] = _by_task(artifacts, role)
-        _, which, scores = answer_scores(artifacts, role)
-        spread, within = spread_of(which, scores, len(names))
+        means[name], deviations[name], (spread, within) = _by_task(artifacts, role)
         table[name] = {
             "spread of task means": spread,
             "spread within tasks": within,
             "their ratio": ratio_of(spread, within),
         }
-    ours, theirs = table["Advantage Model"], table["reward model"]
+    ours, theirs = table[ADVANTAGE], table[REWARD]
     return SeedResult(
         table,
         checks={
@@ -220,26 +218,30 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
             for words in ("spread of task means", "their ratio")
         },
         plots=[
-            _task_bars("Mean score by task", names, means),
-            _task_bars("Deviation of scores by task", names, deviations),
+            _task_bars("Mean score by task", means),
+            _task_bars("Deviation of scores by task", deviations),
         ],
     )
 
 
-def _by_task(artifacts: Artifacts, role: str) -> tuple[list[str], list[float], list[float]]:
+def _by_task(artifacts: Artifacts, role: str) -> tuple[ByTask, ByTask, tuple[float, float]]:
+    """Mean and deviation of a scorer's scores by task; the spread of means, and that within."""
     names, which, scores = answer_scores(artifacts, role)
     mean, std = category_moments(which, scores, len(names))
-    return names, mean.tolist(), std.tolist()
-
-
-def _task_bars(title: str, names: list[str], series: dict[str, list[float]]) -> Plot:
-    by_task = {
-        task: {name: values[index] for name, values in series.items()}
-        for index, task in enumerate(names)
-    }
-    return bar_plot(
-        title, "task", "score of the test answers (its own unit)", by_task, list(series)
+    spreads = spread_of(which, scores, len(names))
+    mean_by_task, std_by_task = (
+        dict(zip(names, values.tolist(), strict=True)) for values in (mean, std)
     )
+    return mean_by_task, std_by_task, spreads
+
+
+def _task_bars(title: str, scorers: Mapping[str, ByTask]) -> Plot:
+    table: dict[str, dict[str, float]] = {}
+    for name, by_task in scorers.items():
+        for task, value in by_task.items():
+            table.setdefault(task, {})[name] = value
+    y = "score of the test answers (its own unit)"
+    return bar_plot(title, "task", y, table, list(scorers))
 
 
 @exhibit(
@@ -255,7 +257,7 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
         means = [sum(gold[i : i + tenth]) / tenth for i in range(0, len(gold) - tenth + 1, tenth)]
         fall = {"gold, best less last": max(means) - means[-1]} if means else {}
         table[words] = answers(artifacts, name) | fall | outcome(artifacts, f"judge_{name}")
-    am, rm = table["Advantage Model"], table["reward model"]
+    am, rm = table[ADVANTAGE], table[REWARD]
     return SeedResult(
         table,
         checks={
@@ -357,37 +359,31 @@ def calibration(artifacts: Artifacts) -> SeedResult:
     temperature that makes the validation labels likeliest.
     """
     table: dict[str, dict[str, float]] = {}
-    for name, role in {"reward model": "scorer", "Advantage Model": "advantage"}.items():
+    # By model, in the order of EPOCHS.
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in (REWARD, SCALED, ADVANTAGE)}
+    for name, role in ((REWARD, "scorer"), (ADVANTAGE, "advantage")):
         for epochs in EPOCHS:
             where = f"{role}_epochs_{epochs}"
             gap = artifacts.labelled_gaps(where).gap
-            table[f"{name}, {_epochs(epochs)}"] = _calibrated(artifacts, where, gap)
-            if role == "scorer":
+            label = f"{name}, {'1 epoch' if epochs == 1 else f'{epochs} epochs'}"
+            table[label] = _calibrated(artifacts, where, gap)
+            rows[name].append(table[label])
+            if name == REWARD:
                 scaled = gap / likeliest_temperature(validation_gap(artifacts, where))
-                row = _calibrated(artifacts, where, scaled)
-                table[f"{name}, {_epochs(epochs)}, temperature scaled"] = row
-
-    def cell(name: str, epochs: int, column: str, more: str = "") -> float:
-        return table[f"{name}, {_epochs(epochs)}{more}"][column]
-
+                label = f"{label}, temperature scaled"
+                table[label] = _calibrated(artifacts, where, scaled)
+                rows[SCALED].append(table[label])
     return SeedResult(
         table,
-        checks=_where_overconfident(cell, RIGHT if artifacts.truth else GIVEN),
+        checks=_where_overconfident(*rows.values()),
         plots=[
             Plot(
                 f"{titled(column)} by epochs",
                 "epochs on a thousand pairs",
                 column,
                 {
-                    f"{name}{more}": (
-                        [float(epochs) for epochs in EPOCHS],
-                        [cell(name, epochs, column, more) for epochs in EPOCHS],
-                    )
-                    for name, more in (
-                        ("reward model", ""),
-                        ("reward model", ", temperature scaled"),
-                        ("Advantage Model", ""),
-                    )
+                    name: ([float(epochs) for epochs in EPOCHS], [row[column] for row in by_epochs])
+                    for name, by_epochs in rows.items()
                 },
             )
             for column in (ECE_GIVEN, OVERCONFIDENCE, RIGHT if artifacts.truth else GIVEN)
@@ -395,40 +391,36 @@ def calibration(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _where_overconfident(cell: Callable[..., float], accuracy: str) -> dict[str, bool]:
-    """The parts of the claim, after the epochs at which the reward model is overconfident.
-
-    cell: a figure by model, epochs, column and what follows the name.
-    """
-    over = [e for e in EPOCHS if cell("reward model", e, OVERCONFIDENCE) > LEAST_OVERCONFIDENCE]
-    ours = [cell("Advantage Model", epochs, ECE_GIVEN) for epochs in over]
-    theirs, scaled = (
-        [cell("reward model", epochs, ECE_GIVEN, more) for epochs in over]
-        for more in ("", ", temperature scaled")
-    )
-    right = [
-        cell("Advantage Model", epochs, accuracy) >= cell("reward model", epochs, accuracy)
-        for epochs in over
+def _where_overconfident(
+    theirs: Sequence[Mapping[str, float]],
+    scaled: Sequence[Mapping[str, float]],
+    ours: Sequence[Mapping[str, float]],
+) -> dict[str, bool]:
+    """The parts of the claim, after the epochs at which the reward model is overconfident: rows by
+    epochs of it, of its scaled scores and of the Advantage Model."""
+    over = [
+        rows
+        for rows in zip(theirs, scaled, ours, strict=True)
+        if rows[0][OVERCONFIDENCE] > LEAST_OVERCONFIDENCE
     ]
-    found = {
+    once = theirs[0][ECE_GIVEN]
+    parts = {
         "the Advantage Model is better calibrated": [
-            a < b for a, b in zip(ours, theirs, strict=True)
+            mine[ECE_GIVEN] < other[ECE_GIVEN] for other, _, mine in over
         ],
-        "it is no less accurate": right,
+        "it is no less accurate": [
+            accuracy_of(mine) >= accuracy_of(other) for other, _, mine in over
+        ],
         "it is better calibrated than a reward model of one epoch": [
-            mine < cell("reward model", 1, ECE_GIVEN) for mine in ours
+            mine[ECE_GIVEN] < once for _, _, mine in over
         ],
         "it is better calibrated than after temperature scaling": [
-            a < b for a, b in zip(ours, scaled, strict=True)
+            mine[ECE_GIVEN] < other[ECE_GIVEN] for _, other, mine in over
         ],
     }
     return {"several epochs make the reward model overconfident": bool(over)} | {
-        f"there {words}": bool(over) and all(each) for words, each in found.items()
+        f"there {words}": bool(over) and all(is_so) for words, is_so in parts.items()
     }
-
-
-def _epochs(count: int) -> str:
-    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 def _calibrated(artifacts: Artifacts, role: str, gap: Tensor) -> dict[str, float]:

@@ -25,7 +25,7 @@ from trimtab.models.studies.measures import (
     percent_in_bins,
 )
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Line, Plot, SeedResult
+from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
 from trimtab.models.studies.variants import ROUND_ARMS
 
 TENTHS = [index / 10 for index in range(11)]
@@ -211,17 +211,20 @@ def figure_17(artifacts: Artifacts) -> SeedResult:
         for arm, label in labels.items()
     }
     ours, plain, _ = by_arm.values()
-    curves = {name: curve for own in by_arm.values() for name, curve in own.items()}
+    curves = {name: curve for rounds in by_arm.values() for name, curve in rounds.items()}
     table = curves_table(curves)
     lines: dict[str, Line] = {}
     for arm, label in labels.items():
-        reached = [
-            (answers(artifacts, f"{arm}_{n}")[KL], outcome(artifacts, f"judge_{arm}_{n}"))
+        rows = [
+            {
+                KL: answers(artifacts, f"{arm}_{n}")[KL],
+                NET: outcome(artifacts, f"judge_{arm}_{n}")[NET],
+            }
             for n in numbers
         ]
-        for n, (_, judged) in zip(numbers, reached, strict=True):
-            table[f"{label}, round {n}"][NET] = judged[NET]
-        lines[arm] = ([kl for kl, _ in reached], [judged[NET] for _, judged in reached])
+        for n, row in zip(numbers, rows, strict=True):
+            table[f"{label}, round {n}"][NET] = row[NET]
+        lines[arm] = line_of(rows, KL, NET)
     lead = lead_at_equal_kl(lines["dynamic_meta"], lines["meta"])
     return SeedResult(
         table,
@@ -233,9 +236,10 @@ def figure_17(artifacts: Artifacts) -> SeedResult:
                 last(mine.kl) < last(theirs.kl)
                 for mine, theirs in zip(ours.values(), plain.values(), strict=True)
             ),
-            "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": lead
-            is not None
-            and lead > 0,
+            "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": (
+                lead or 0.0
+            )
+            > 0,
         },
         plots=[
             *curve_plots(curves, MONITORS),
