@@ -65,9 +65,9 @@ def epochs_on_few_pairs(run: Run) -> None:
         add_scorer(run, name, few, train=train)
         config = run.config.advantage_model
         train = with_changes(config.train, {"num_epochs": epochs})
-        submit_advantage_model(
-            run, f"advantage_{name}", with_changes(config, {"train": train}), f"pairs_{name}"
-        )
+        config = with_changes(config, {"train": train})
+        label = f"Advantage Model, pairs epochs {epochs}"
+        submit_advantage_model(run, f"advantage_{name}", config, f"pairs_{name}", label)
 
 
 @arms("advantage-model", "rehearsal")

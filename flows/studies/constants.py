@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from trimtab.flows.config import RunConfig
-from trimtab.flows.pipeline.data import prompts_for, trunk_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.advantage_model import add_rehearsal, scorers
 from trimtab.flows.studies.part_two import DROPOUT
@@ -15,10 +14,10 @@ from trimtab.flows.studies.steps import (
     add_meta_rm,
     add_policy,
     add_scorer,
+    submit_advantage_model,
     with_changes,
 )
 from trimtab.models.config.reward import ContrastiveConfig
-from trimtab.models.specs import ADVANTAGE_MODEL
 from trimtab.models.studies.variants import CONSTANTS
 
 SIMCSE = ContrastiveConfig(kind="simcse", on="pairs")
@@ -52,17 +51,8 @@ def _num_policies(run: Run, name: str, value: float) -> None:
     scorers(run)
     changes = {"use_importance_weights": True, "num_policies": value}
     config = with_changes(run.config.advantage_model, changes)
-    run[f"scorer_{name}"] = run.submit(
-        ADVANTAGE_MODEL,
-        run.seeded(config),
-        policy=run["sft"],
-        preferences=run["preferences"],
-        pairs=run["pairs_raw"],
-        trunk=trunk_for(run, config.train),
-        behaviour=run["sft"],
-        data=prompts_for(run),
-        label=f"Advantage Model, N = {value:g}",
-    )
+    label = f"Advantage Model, N = {value:g}"
+    submit_advantage_model(run, f"scorer_{name}", config, "pairs_raw", label)
 
 
 def _num_clusters(run: Run, name: str, value: float) -> None:

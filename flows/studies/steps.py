@@ -82,10 +82,13 @@ def add_advantage_model(run: Run) -> None:
     if "advantage_raw" in run.roles:
         return
     add_scorer(run, "raw")
-    submit_advantage_model(run, "advantage_raw", run.config.advantage_model, "pairs_raw")
+    label = "Advantage Model, pairs raw"
+    submit_advantage_model(run, "advantage_raw", run.config.advantage_model, "pairs_raw", label)
 
 
-def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pairs: str) -> None:
+def submit_advantage_model(
+    run: Run, role: str, config: AdvantageModelConfig, pairs: str, label: str
+) -> None:
     """An Advantage Model on the pairs of the role `pairs`."""
     run[role] = run.submit(
         ADVANTAGE_MODEL,
@@ -96,7 +99,7 @@ def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pa
         trunk=trunk_for(run, config.train),
         behaviour=[run["sft"]] if config.use_importance_weights else None,
         data=prompts_for(run),
-        label=f"Advantage Model, {pairs.replace('_', ' ')}",
+        label=label,
     )
 
 

@@ -22,7 +22,7 @@ from trimtab.models.studies.papers import (
     index_page,
     paper_page,
 )
-from trimtab.models.studies.registry import EXHIBITS, TITLES, exhibits_of
+from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit, _declared, exhibits_of
 
 # As the papers are asked for: Part I figures 3, 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
 # tables 2 and 3; Advantage Model figures 1 to 6, tables 1 and 2; every free constant.
@@ -56,6 +56,21 @@ def test_none_is_missing() -> None:
 def test_what_flows_read_of_the_source_is_what_the_stage_registers() -> None:
     assert {each.slug for each in EXHIBITS} == READERS.keys()
     assert all(each.shows and each.claim for each in EXHIBITS)
+
+
+def test_a_function_declares_the_exhibit_that_it_reads() -> None:
+    source = '''
+@exhibit("part-1", claim="It rises", remark=said)
+def figure_5(artifacts):
+    """A curve
+    of two lines.
+
+    How it is read.
+    """
+'''
+    (declared,) = _declared(source)
+    assert declared == Exhibit("part-1", "figure-5", "A curve of two lines", "It rises")
+    assert (declared.slug, declared.title) == ("part-1-figure-5", "Figure 5")
 
 
 def test_a_form_offers_every_paper_and_exhibit() -> None:
