@@ -108,7 +108,7 @@ def table_1(artifacts: Artifacts) -> SeedResult:
 def figure_1(artifacts: Artifacts) -> SeedResult:
     """Reward scores by task, and wins on the forget set.
 
-    The reward model's mean score by task, and PPO on it on the forget set.
+    Of the reward model, and of PPO on it.
     """
     mean, _, spreads = _by_task(artifacts, "scorer_raw")
     judged = artifacts.document("judge_reward_model", "judgement.json")
@@ -352,11 +352,10 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 def calibration(artifacts: Artifacts) -> SeedResult:
     """Calibration error by epochs on a thousand pairs, temperature scaling beside it.
 
-    Both models after 1 to 8 epochs on the same few pairs, on the test pairs.
-
-    The paper's reward models are overconfident after one epoch; as small as here they are after
-    several. Controls: a reward model of one epoch, and one whose scores are divided by the
-    temperature that makes the validation labels likeliest.
+    Both models after 1 to 8 epochs on the same few pairs, on the test pairs. The paper's reward
+    models are overconfident after one epoch; as small as here they are after several. Controls: a
+    reward model of one epoch, and one whose scores are divided by the temperature that makes the
+    validation labels likeliest.
     """
     table: dict[str, dict[str, float]] = {}
     # By model, in the order of EPOCHS.

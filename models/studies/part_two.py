@@ -60,7 +60,6 @@ BETWEEN, WITHIN = "cosine, other pairs, different labels", "cosine, other pairs,
 MONITORS = ("score", "gold", "kl", "perplexity")
 GIVEN_LABELS, BOTH_LABELS = "given labels", "labels both give"
 OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
-RowsByStep = dict[int, list[Row]]
 
 
 @exhibit(
@@ -69,10 +68,7 @@ RowsByStep = dict[int, list[Row]]
     printed="25 % of pairs below 0",
 )
 def figure_1(artifacts: Artifacts) -> SeedResult:
-    """Mean and deviation of the preference strength, M reward models.
-
-    How strength and its deviation are distributed over the training pairs.
-    """
+    """Mean and deviation of the preference strength, M reward models."""
     rows = strength_rows(artifacts, "strength")
     mean, std = (
         torch.tensor([row[name] for row in rows], dtype=torch.float64)
@@ -156,11 +152,9 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
     On pairs that no member was trained on. Raises ReportInputError without gold.
     """
     rows = [row for row in artifacts.rows("strength", "strength.jsonl") if row["split"] != "train"]
-    shares = [_agreement(artifacts, part) for part in equal_groups(rows, NUM_GROUPS)]
-    means = [
-        sum(row["strength_mean"] for row in part) / len(part)
-        for part in equal_groups(rows, NUM_GROUPS)
-    ]
+    groups = equal_groups(rows, NUM_GROUPS)
+    shares = [_agreement(artifacts, group) for group in groups]
+    means = [sum(row["strength_mean"] for row in group) / len(group) for group in groups]
     near = min(range(len(means)), key=lambda index: abs(means[index]))
     tenths = [float(index) for index in range(1, len(shares) + 1)]
     rising = float(spearman(*(torch.tensor(v, dtype=torch.float64) for v in (tenths, shares))))
@@ -293,11 +287,9 @@ def _bars(title: str, table: Table) -> Plot:
 def figure_8(artifacts: Artifacts) -> SeedResult:
     """Five ways to train a reward model, three validation sets, by step.
 
-    Five ways to train, several epochs, on the validation pairs by step.
-
-    Three sets of labels: as given, the judge's or gold's, and the pairs on which both agree; the
-    first alone where nobody else labelled the pairs. What is overfitted is the best accuracy on the
-    given labels less the last.
+    Several epochs, on the validation pairs. Three sets of labels: as given, the judge's or gold's,
+    and the pairs on which both agree; the first alone where nobody else labelled the pairs. What is
+    overfitted is the best accuracy on the given labels less the last.
     """
     others = _others_labels(artifacts)
     curves = {
@@ -322,16 +314,17 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
         is_better = advantage(f"last, {whose}") > 0
         checks = {words: is_better, "and overfit the given ones less": overfits_less}
     return SeedResult(
-        table, checks, [_accuracy_plot(curves, name) for name in next(iter(curves.values()))]
-    )
-
-
-def _accuracy_plot(curves: Mapping[str, Mapping[str, Line]], name: str) -> Plot:
-    return Plot(
-        f"Validation accuracy, {name}",
-        "training step",
-        f"accuracy on {name} (.5 is chance)",
-        {words: by_set[name] for words, by_set in curves.items()},
+        table,
+        checks,
+        plots=[
+            Plot(
+                f"Validation accuracy, {name}",
+                "training step",
+                f"accuracy on {name} (.5 is chance)",
+                {words: by_set[name] for words, by_set in curves.items()},
+            )
+            for name in next(iter(curves.values()))
+        ],
     )
 
 
@@ -353,9 +346,9 @@ def _others_labels(artifacts: Artifacts) -> tuple[str, dict[str, bool]] | None:
     return None
 
 
-def _validation_by_step(artifacts: Artifacts, role: str) -> RowsByStep:
+def _validation_by_step(artifacts: Artifacts, role: str) -> dict[int, list[Row]]:
     """The validation rows of a scorer by step."""
-    by_step: RowsByStep = {}
+    by_step: dict[int, list[Row]] = {}
     for row in artifacts.rows(role, "validation.jsonl"):
         by_step.setdefault(row["step"], []).append(row)
     if not by_step:
@@ -367,15 +360,14 @@ def _validation_by_step(artifacts: Artifacts, role: str) -> RowsByStep:
 
 
 def _accuracy_curves(
-    by_step: RowsByStep, others: tuple[str, dict[str, bool]] | None
+    by_step: dict[int, list[Row]], others: tuple[str, dict[str, bool]] | None
 ) -> dict[str, Line]:
     """Accuracy on the validation pairs by step, by whose labels."""
     steps = [float(step) for step in by_step]
-    found = {
-        GIVEN_LABELS: (steps, [_share(r["gap"] > 0 for r in rows) for rows in by_step.values()])
-    }
+    given = [_share(row["gap"] > 0 for row in rows) for rows in by_step.values()]
+    curves = {GIVEN_LABELS: (steps, given)}
     if others is None:
-        return found
+        return curves
     whose, turned = others
     parts = [[row for row in rows if row["id"] in turned] for rows in by_step.values()]
     agreed = [[row for row in rows if not turned[row["id"]]] for rows in parts]
@@ -387,7 +379,7 @@ def _accuracy_curves(
         )
     theirs = [_share((r["gap"] > 0) != turned[r["id"]] for r in rows) for rows in parts]
     both = [_share(row["gap"] > 0 for row in rows) for rows in agreed]
-    return found | {whose: (steps, theirs), BOTH_LABELS: (steps, both)}
+    return curves | {whose: (steps, theirs), BOTH_LABELS: (steps, both)}
 
 
 def _share(flags: Iterable[bool]) -> float:

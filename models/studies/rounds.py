@@ -79,9 +79,8 @@ def table_2(artifacts: Artifacts) -> SeedResult:
 def table_3(artifacts: Artifacts) -> SeedResult:
     """The best MetaRM round against SFT and against vanilla PPO.
 
-    The best round against SFT, and against PPO-max on the reward model of as many steps.
-
-    The best is chosen on the validation prompts, by annotators or held-out reward models.
+    PPO-max on the reward model has as many steps. The best is chosen on the validation prompts, by
+    annotators or held-out reward models.
     """
     rounds = _rounds(artifacts, "meta")
     nets = [_validated(artifacts, role) for role in rounds]
@@ -195,10 +194,8 @@ def figure_16(artifacts: Artifacts) -> SeedResult:
 def figure_17(artifacts: Artifacts) -> SeedResult:
     """Training curves of the rounds and of vanilla PPO.
 
-    Training curves of MetaRM's rounds, at a fixed KL coefficient and at one that is steered to a
-    KL, and of PPO-max on the reward model in as many steps.
-
-    At equal KL: wins less losses by KL, a point a round.
+    MetaRM's rounds are at a fixed KL coefficient and at one that is steered to a KL; PPO-max on the
+    reward model has as many steps. At equal KL: wins less losses by KL, a point a round.
     """
     numbers = range(1, len(_rounds(artifacts, "meta")) + 1)
     labels = {
