@@ -61,11 +61,9 @@ def epochs_on_few_pairs(run: Run) -> None:
     few = with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS})
     for epochs in EPOCHS:
         name = f"epochs_{epochs}"
-        train = with_changes(run.config.reward_model.train, {"num_epochs": epochs})
+        train = {"num_epochs": epochs}
         add_scorer(run, name, few, train=train)
-        config = run.config.advantage_model
-        train = with_changes(config.train, {"num_epochs": epochs})
-        config = with_changes(config, {"train": train})
+        config = with_changes(run.config.advantage_model, {"train": train})
         label = f"Advantage Model, pairs epochs {epochs}"
         submit_advantage_model(run, f"advantage_{name}", config, f"pairs_{name}", label)
 

@@ -42,8 +42,8 @@ def _margin_clip(run: Run, name: str, value: float) -> None:
 
 
 def _temperature(run: Run, name: str, value: float) -> None:
-    train = with_changes(run.config.reward_model.train, {"dropout": DROPOUT})
-    add_scorer(run, name, train=train, contrastive=with_changes(SIMCSE, {"temperature": value}))
+    contrastive = with_changes(SIMCSE, {"temperature": value})
+    add_scorer(run, name, train={"dropout": DROPOUT}, contrastive=contrastive)
 
 
 def _num_policies(run: Run, name: str, value: float) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab.flows.config import Arm, RunConfig
-from trimtab.flows.overrides import apply_changes
 from trimtab.flows.pipeline.policies import (
     Scheduling,
     measure,
@@ -24,7 +23,7 @@ from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.run import Run
 from trimtab.flows.studies.constants import named_values
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_comparison, add_strength, with_changes
+from trimtab.flows.studies.steps import add_comparison, add_strength, changed
 from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 from trimtab.tasks.resources import Resources
 
@@ -87,8 +86,7 @@ SWEEPS: dict[Arm, Sweep] = {
 @arms("methods", "frontier")
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
-    config = with_changes(run.config, {"arms": tuple(SWEEPS)})
-    whole = replace(run, config=config)  # adds to the roles of `run`
+    whole = changed(run, {"arms": tuple(SWEEPS)})
     add_strength(whole)
     train_scorers(whole)
     recipe = replace(whole, roles=dict(run.roles))
@@ -97,18 +95,18 @@ def frontier(run: Run) -> None:
     shared = dict(run.roles)
     for arm, sweep in SWEEPS.items():
         for value, name in named_values(STRENGTHS[arm].values, sweep.recipe_value(run.config)):
-            config = apply_changes(whole.config, sweep.changes(run.config, value))
-            own = replace(whole, config=config, roles=dict(shared))
-            train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
-            for role in own.roles.keys() - shared.keys():
-                run[f"{role}_{name}"] = own[role]
+            swept = changed(whole, sweep.changes(run.config, value))
+            swept = replace(swept, roles=dict(shared))
+            train_policy(swept, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
+            for role in swept.roles.keys() - shared.keys():
+                run[f"{role}_{name}"] = swept[role]
 
 
 @arms("methods", "temperature")
 def temperatures(run: Run) -> None:
     """`eval_<arm>_<temperature>`, each against SFT's answers at the recipe's temperature."""
     chosen: tuple[Arm, ...] = ("ppo_max_am", "dpo", "best_of_n")
-    run = replace(run, config=with_changes(run.config, {"arms": chosen}))  # adds to its roles
+    run = changed(run, {"arms": chosen})
     add_strength(run)
     train_scorers(run)
     train_policies(run)
@@ -120,7 +118,7 @@ def temperatures(run: Run) -> None:
             ("dpo", "policy_dpo", {}),
             ("best_of_n", "sft", best),
         ):
-            own = replace(run, config=apply_changes(run.config, {"evaluate": changes}))
             name = f"{name}_{temperature:g}"
-            measure(own, name, run[policy], run["advantage_model"], temperature=temperature)
+            asked = changed(run, {"evaluate": changes})
+            measure(asked, name, run[policy], run["advantage_model"], temperature=temperature)
             add_comparison(run, f"judge_{name}", name, "sft")

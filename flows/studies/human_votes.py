@@ -8,7 +8,7 @@ from trimtab.flows.config import Vote
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_strength, with_changes
+from trimtab.flows.studies.steps import add_strength, changed
 from trimtab.models.config.reward import StrengthConfig
 from trimtab.models.specs import STRENGTH
 from trimtab.models.studies.variants import FLIP_SHARES, flipped
@@ -20,8 +20,7 @@ VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
 @arms("human-votes", "votes")
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
-    ensemble = with_changes(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
-    whole = replace(run, config=with_changes(run.config, {"ensemble": ensemble}))
+    whole = changed(run, {"ensemble": {"size": max(SIZES), "votes": VOTES}})
     add_strength(whole)
     compare_votes(whole)
     for vote in VOTES:
@@ -42,13 +41,10 @@ def votes(run: Run) -> None:
 def planted_flips(run: Run) -> None:
     """Both votes, embedding models and length, with shares of the clear labels turned round."""
     for share in FLIP_SHARES:
-        changes = {
-            "preferences": with_changes(run.config.preferences, {"flip_share": share}),
-            "ensemble": with_changes(run.config.ensemble, {"votes": VOTES}),
-        }
-        own = replace(run, config=with_changes(run.config, changes), roles={})
-        add_strength(own)
-        add_embedding_models(own)
-        compare_votes(own)
-        run["preferences"] = own["preferences"]
-        run.roles |= {f"{flipped(share)}{role}": own[role] for role in own.roles}
+        changes = {"preferences": {"flip_share": share}, "ensemble": {"votes": VOTES}}
+        turned = replace(changed(run, changes), roles={})
+        add_strength(turned)
+        add_embedding_models(turned)
+        compare_votes(turned)
+        run["preferences"] = turned["preferences"]
+        run.roles |= {f"{flipped(share)}{role}": turned[role] for role in turned.roles}

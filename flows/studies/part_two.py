@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +17,8 @@ from trimtab.flows.studies.steps import (
     add_scorer,
     add_scorers,
     add_strength,
+    changed,
     ppo_without_rehearsal,
-    relabel_config,
     with_changes,
 )
 from trimtab.models.config.base import PolicyPrompts
@@ -69,10 +68,7 @@ for exhibit, variants in (
 @arms("part-2", "figure-8")
 def methods_by_step(run: Run) -> None:
     """The five methods for several epochs, on the validation pairs by step."""
-    train = with_changes(run.config.reward_model.train, {"num_epochs": 4})
-    for name, variant in TREATMENTS.items():
-        labels = relabel_config(run, variant)
-        add_scorer(run, f"{name}_long", labels, train=train, score_every=20)
+    add_scorers(TREATMENTS, run, "_long", train={"num_epochs": 4}, score_every=20)
 
 
 @arms("part-2", "figure-9", "figure-10")
@@ -96,12 +92,10 @@ def policies_by_kl(run: Run) -> None:
     """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
     # So few prompts that a thousand pairs are trained on, by the members that vote too.
     few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
-    comparisons = with_changes(run.config.comparisons, few)
-    noisy = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
+    noisy = changed(run, {"comparisons": few})
     add_scorer(noisy, "raw")
-    train = with_changes(run.config.reward_model.train, {"num_epochs": 4})
-    for name, variant in DENOISED_AT_KL.items():
-        add_scorer(noisy, name, relabel_config(noisy, variant), train=train)
+    add_scorers(DENOISED_AT_KL, noisy, train={"num_epochs": 4})
+    for name in DENOISED_AT_KL:
         for coef in KL_COEFS:
             ppo = ppo_without_rehearsal(run, kl_coef=coef)
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
@@ -130,18 +124,15 @@ def contrastive_policies(run: Run) -> None:
 
 
 def _contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
-    train = with_changes(run.config.reward_model.train, {"dropout": DROPOUT})
     contrastive = ContrastiveConfig.model_validate(variant.changes) if variant.changes else None
-    add_scorer(run, name, train=train, contrastive=contrastive)
+    add_scorer(run, name, train={"dropout": DROPOUT}, contrastive=contrastive)
 
 
 @arms("part-2", "response-ratings", in_world=True)
 def response_ratings(run: Run) -> None:
     """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
     asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
-    comparisons = with_changes(run.config.comparisons, asked)
-    own = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
-    add_scorers(RATED, own)
+    add_scorers(RATED, changed(run, {"comparisons": asked}))
 
 
 @arms("part-2", "table-2", "table-3", "figure-16")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
@@ -13,6 +12,7 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_scorer,
     add_strength,
+    changed,
     ppo_without_rehearsal,
     with_changes,
 )
@@ -41,8 +41,7 @@ def feedback(run: Run) -> None:
 
 
 def _policies(run: Run, accuracies: Sequence[float]) -> None:
-    own = {"judge_preferences": None, "ai_labels": None}
-    run = replace(run, config=with_changes(run.config, own))  # adds to the roles of `run`
+    run = changed(run, {"judge_preferences": None, "ai_labels": None})
     add_strength(run)
     add_scorer(run, "raw")
     ppo = ppo_without_rehearsal(run)
@@ -51,8 +50,7 @@ def _policies(run: Run, accuracies: Sequence[float]) -> None:
         judge = JudgeConfig(gold_accuracy=accuracy)
         _distilled(run, f"{accuracy:g}", judge)
         add_policy(run, f"distilled_{accuracy:g}", ppo, f"scorer_{accuracy:g}")
-        scoring = with_changes(ppo.scoring, {"judge": judge})
-        rated = with_changes(ppo, {"scoring": scoring, "critic_init": "policy"})
+        rated = with_changes(ppo, {"scoring": {"judge": judge}, "critic_init": "policy"})
         add_policy(run, f"direct_{accuracy:g}", rated, None)
 
 

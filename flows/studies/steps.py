@@ -5,6 +5,7 @@ that several exhibits need is found in the store by its key.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -32,8 +33,17 @@ AS_GIVEN = RelabelConfig(flip_below=None)
 
 
 def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
-    """A copy with some fields changed, validated as a whole."""
-    return type(config).model_validate({**dict(config), **changes})
+    """A copy with some fields changed, of sections those that are named; validated as a whole."""
+    fields = dict(config)
+    for name, value in changes.items():
+        is_section = isinstance(value, Mapping) and isinstance(fields[name], BaseModel)
+        fields[name] = with_changes(fields[name], value) if is_section else value
+    return type(config).model_validate(fields)
+
+
+def changed(run: Run, changes: Mapping[str, Any]) -> Run:
+    """The run with another configuration; what it submits becomes a role of `run`, too."""
+    return replace(run, config=with_changes(run.config, changes))
 
 
 def add_strength(run: Run) -> None:
@@ -45,16 +55,18 @@ def add_strength(run: Run) -> None:
         audit_labels(run)
 
 
-def relabel_config(run: Run, variant: Variant) -> RelabelConfig:
-    """Labels as given, as a variant changes them; where it smooths them, by the recipe's alpha."""
-    alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
-    return with_changes(AS_GIVEN, {**variant.changes, **alpha})
+def add_scorers(
+    variants: Mapping[str, Variant], run: Run, suffix: str = "", **changes: Any
+) -> None:
+    """`scorer_<variant><suffix>`: reward models by the treatment of their labels, as given but for
+    the variant's changes; where it smooths them, by the recipe's alpha.
 
-
-def add_scorers(variants: Mapping[str, Variant], run: Run) -> None:
-    """`scorer_<variant>`: reward models by the treatment of their labels."""
+    changes: of RewardModelConfig.
+    """
     for name, variant in variants.items():
-        add_scorer(run, name, relabel_config(run, variant))
+        alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
+        labels = with_changes(AS_GIVEN, {**variant.changes, **alpha})
+        add_scorer(run, f"{name}{suffix}", labels, **changes)
 
 
 def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
@@ -133,8 +145,7 @@ def ppo_without_rehearsal(
 
 def at_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
     """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
-    guard = with_changes(ppo.guard, {"action": "warn"})
-    return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": guard})
+    return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": {"action": "warn"}})
 
 
 def add_policy(
