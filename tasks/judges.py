@@ -22,7 +22,7 @@ from trimtab.infra.settings import Settings
 from trimtab.models.config.base import deciding
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
-from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE, RunLedger
+from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE
 from trimtab.tasks.access import access_of_run, key_name
 from trimtab.tasks.execution import StageInputError
 
@@ -97,5 +97,5 @@ def ledger_of_run(
     what = json.dumps([getattr(config, "name", None), deciding(limited)], sort_keys=True)
     section = f"{stage}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
     folder = settings.answers / "ledgers" / run / section
-    RunLedger.create(folder, max_tokens=limited.max_total_tokens, max_cost=limited.max_cost)
+    folder.mkdir(parents=True, exist_ok=True)
     return {RUN_LEDGER_VARIABLE: str(folder)}

@@ -13,7 +13,6 @@ FORKED.set_forkserver_preload(
     [
         "tests.infra.processes.test_locks",
         "tests.models.judge.test_ledger",
-        "tests.models.judge.test_run_ledger",
         "tests.models.nets.test_dropout",
         "tests.tasks.test_concurrent_runs",
         "tests.tasks.test_mlflow_outage",

@@ -5,13 +5,13 @@ instead. So spent and reserved together never pass a limit, however many request
 whatever comes back. Both are lines of a ledger on disk. A reservation is synced before its request
 is sent, so no kill -9 makes the ledger forget what may be billed.
 
-the most that a request can use: a byte of text makes at most one token, and a chat template
+The most that a request can use: a byte of text makes at most one token, and a chat template
 adds few tokens to each message. An attempt with an unknown outcome (lost connection, unreadable
 answer, killed process) may be billed, and counts as its most.
 
-There are two ledgers. `Ledger` is that of one stage: a file in its work folder, which goes with its
-checkpoints to another machine. `RunLedger` is that of one run: a folder which the processes of all
-its stages share, with one limit for all of them.
+A request is in two ledgers. That of its stage lies in the stage's work folder and goes with its
+checkpoints to another machine. That of its run lies in a folder which the processes of all its
+stages share.
 
 A ledger has JSON lines, two per request: what it reserves, and what it used. A request without a
 second line counts as its most. A line that was cut off (killed process, full disk) counts for
@@ -24,9 +24,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,9 +38,9 @@ from trimtab.models.judge.chat import ChatRequest, Usage
 TOKENS_PER_MESSAGE = 32
 TOKENS_PER_REQUEST = 64
 
-LEDGER_NAME = "judge.ledger"
-LIMITS_NAME = "limits.json"
-# The folder of the run's ledger (`RunLedger.create`); not set, a run has no limit of its own.
+# A process's file of a ledger; checkpoints take along what is called so.
+LEDGER_SUFFIX = ".ledger"
+# The folder of the run's ledger; not set, a run has no limit of its own.
 RUN_LEDGER_VARIABLE = "TRIMTAB_JUDGE_LEDGER"
 SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -104,37 +103,19 @@ class Limits:
 
 
 class Budget:
-    """Tokens spent and reserved by a stage, within its limits and those of its run. Thread-safe.
+    """What requests use, in each of the ledgers that they must fit in. Thread-safe.
 
-    input_price, output_price: of a million tokens. max_tokens, max_cost: None for no limit. ledger:
-    what earlier processes have spent counts too; it is read when first needed, because a checkpoint
-    may bring it. run: the ledger of all stages of the run.
+    ledgers: the run's, if it has one, and the stage's. A kill at any moment leaves the run's no
+    less than its stages' together. prices: of the tokens.
     """
 
-    def __init__(
-        self,
-        *,
-        max_tokens: int | None = None,
-        max_cost: float | None = None,
-        input_price: float = 0.0,
-        output_price: float = 0.0,
-        ledger: Ledger | None = None,
-        run: RunLedger | None = None,
-    ) -> None:
-        self._limits = Limits(max_tokens, max_cost)
-        self._prices = input_price, output_price
-        self._ledger, self._run = ledger, run
-        self._spent: Usage | None = None
-        self._reserved: dict[str, Usage] = {}
-        self._changed = threading.Condition()
+    def __init__(self, ledgers: Sequence[Ledger] = (), prices: Prices = (0.0, 0.0)) -> None:
+        self._ledgers, self._prices = ledgers, prices
 
     @property
     def spent(self) -> Usage:
-        """Tokens of all requests that were answered, or may have been."""
-        with self._changed:
-            if self._spent is None:
-                self._spent = Usage() if self._ledger is None else self._ledger.total()
-            return self._spent
+        """Tokens of all requests of the stage that were answered, or may have been."""
+        return sum(self._ledgers[-1].total().values(), Usage()) if self._ledgers else Usage()
 
     def cost(self, usage: Usage) -> float:
         """The cost of tokens, in the currency of the prices."""
@@ -143,127 +124,41 @@ class Budget:
     def reserve(self, usage: Usage) -> str:
         """Reserve the most that a request can use. Returns the request's id, for `settle`.
 
-        Waits while requests under way may use less than they reserve. Raises BudgetError if
-        none is under way and the request does not fit.
+        Waits and raises as `Ledger.reserve` does.
         """
         request = uuid4().hex
-        with self._changed:
-            while not self._fits(sum(self._reserved.values(), self.spent + usage)):
-                if not self._reserved:
-                    raise self._limits.error(
-                        "this stage's", self._both(self.spent), self._both(usage)
-                    )
-                self._changed.wait()
-            self._reserved[request] = usage
         with ExitStack() as undo:  # if a ledger cannot be written, the request is not sent
-            undo.callback(self._release, request, Usage())
-            if self._run is not None:
-                self._run.reserve(request, usage, self._prices)
-                undo.callback(self._run.settle, request, Usage(), self._prices)
-            if self._ledger is not None:
-                self._ledger.reserve(request, usage)
+            for ledger in self._ledgers:
+                ledger.reserve(request, usage, self._prices)
+                undo.callback(ledger.settle, request, Usage(), self._prices)
             undo.pop_all()
         return request
 
     def settle(self, request: str, used: Usage) -> None:
-        """Spend what a request used, in place of what it reserved.
-
-        The ledgers have it before another request may take what is left over: killed in between, a
-        process would leave both at their most, and more than the limit.
-        """
-        try:
-            if self._ledger is not None:
-                self._ledger.settle(request, used)
-            if self._run is not None:
-                self._run.settle(request, used, self._prices)
-        finally:
-            self._release(request, used)
-
-    def _release(self, request: str, used: Usage) -> None:
-        with self._changed:
-            del self._reserved[request]
-            self._spent = self.spent + used
-            self._changed.notify_all()
-
-    def _fits(self, usage: Usage) -> bool:
-        return self._limits.allow(*self._both(usage))
-
-    def _both(self, usage: Usage) -> tuple[int, float]:
-        return usage.total, self.cost(usage)
+        """Spend what a request used, in place of what it reserved."""
+        for ledger in reversed(self._ledgers):
+            ledger.settle(request, used, self._prices)
 
 
 class Ledger:
-    """The ledger of one stage: a file. Thread-safe; one process at a time.
-
-    Its lines name their request, so the lines of two copies make one ledger
-    (`trimtab.models.training.checkpoint`).
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._writing = threading.Lock()
-
-    def total(self) -> Usage:
-        """All that was spent, or may have been."""
-        reserved: dict[str, Usage] = {}
-        spent: dict[str, Usage] = {}
-        for row in _rows(self.path.read_bytes() if self.path.exists() else b""):
-            kind = spent if "spent" in row else reserved
-            kind[row["request"]] = Usage(*row["spent" if "spent" in row else "reserved"])
-        return sum((reserved | spent).values(), Usage())
-
-    def reserve(self, request: str, most: Usage) -> None:
-        """Write what a request reserves; it is on disk when this returns."""
-        self._append({"request": request, "reserved": _tokens(most)}, is_synced=True)
-
-    def settle(self, request: str, used: Usage) -> None:
-        """Write what a request used."""
-        self._append({"request": request, "spent": _tokens(used)})
-
-    def _append(self, row: dict[str, Any], is_synced: bool = False) -> None:
-        line = json.dumps(row).encode() + b"\n"
-        with self.path.open("ab+") as stream:
-            with self._writing:
-                if stream.seek(0, os.SEEK_END):
-                    stream.seek(-1, os.SEEK_END)
-                    line = line if stream.read() == b"\n" else b"\n" + line
-                stream.write(line)
-                stream.flush()
-            if is_synced:
-                os.fsync(stream.fileno())
-
-
-class RunLedger:
-    """The ledger of one run: a folder that the processes of its stages share. Thread-safe.
+    """A folder in which processes count what they use together, within limits. Thread-safe.
 
     Each process appends to a file of its own, which it locks as long as it lives, and each
     reservation is made under one lock of the folder. The kernel frees both locks at kill -9. So the
     reservations of a process that was killed count as their most, and nobody waits for them. The
     folder may be on a network file system whose flock holds between hosts, as that of NFS does.
+    What a checkpoint brings (`trimtab.models.training.checkpoint`) counts from then on.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises FileNotFoundError without the file of limits, which `create` writes."""
-        self.folder = folder
-        self._limits = Limits(**json.loads((folder / LIMITS_NAME).read_text()))
+    def __init__(
+        self, folder: Path, limits: Limits = Limits(), whose: str = "this stage's"
+    ) -> None:
+        """whose: the limits are, in messages. Raises FileNotFoundError without the folder."""
+        self._folder, self._limits, self._whose = folder, limits, whose
         self._readers: dict[Path, _Reader] = {}
         with self._locked():
-            self._own = (folder / f"{uuid4().hex}.jsonl").open("ab", buffering=0)
+            self._own = (folder / f"{uuid4().hex}{LEDGER_SUFFIX}").open("ab", buffering=0)
             fcntl.flock(self._own, fcntl.LOCK_EX)
-
-    @classmethod
-    def create(
-        cls, folder: Path, *, max_tokens: int | None = None, max_cost: float | None = None
-    ) -> None:
-        """Make the folder and set its limits; what was spent in it still counts."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{uuid4().hex}"
-        partial.write_text(json.dumps({"max_tokens": max_tokens, "max_cost": max_cost}))
-        partial.replace(folder / LIMITS_NAME)
-
-    def close(self) -> None:
-        """Free the lock that says that this process lives."""
-        self._own.close()
 
     def total(self) -> dict[Prices, Usage]:
         """All that was spent, or may have been, by the prices of its tokens."""
@@ -282,7 +177,11 @@ class RunLedger:
         os.fsync(self._own.fileno())
 
     def settle(self, request: str, used: Usage, prices: Prices) -> None:
-        """Write what a request used."""
+        """Write what a request used.
+
+        Only then may another request take what is left over: killed in between, a process would
+        leave both at their most, and more than the limit.
+        """
         row = {"request": request, "spent": _tokens(used), "prices": prices}
         with self._locked():
             self._append(row)
@@ -297,14 +196,14 @@ class RunLedger:
                 return True
         if not is_waiting_useful:
             needed = _tokens_and_cost({prices: most})
-            raise self._limits.error("the run's", _tokens_and_cost(spent), needed)
+            raise self._limits.error(self._whose, _tokens_and_cost(spent), needed)
         return False
 
     def _read(self) -> tuple[dict[Prices, Usage], bool]:
         """The total, and whether a request of a living process is under way."""
         total: dict[Prices, Usage] = {}
         is_under_way = False
-        for path in self.folder.glob("*.jsonl"):
+        for path in self._folder.glob(f"*{LEDGER_SUFFIX}"):
             reader = self._readers.setdefault(path, _Reader(path))
             reader.read()
             for prices, usage in [*reader.spent.items(), *reader.reserved.values()]:
@@ -321,7 +220,7 @@ class RunLedger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """A descriptor of its own each time, so that threads exclude one another, too."""
-        with (self.folder / "lock").open("a") as stream:
+        with (self._folder / ".ledger.lock").open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trimtab.models.config.judge import ChatModelConfig, JudgeConfig
 from trimtab.models.judge.batch import AnswerCache, CachedChatModel
-from trimtab.models.judge.budget import LEDGER_NAME, RUN_LEDGER_VARIABLE, Budget, Ledger, RunLedger
+from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE, Budget, Ledger, Limits
 from trimtab.models.judge.chat import ChatModel
 from trimtab.models.judge.client import Endpoint
 from trimtab.models.judge.constitutions import load_constitution
@@ -51,7 +51,7 @@ def build_chat_model(
 
     Raises EndpointError for a key that cannot be sent, and what loading a model raises.
     """
-    budget = budget_of(config, Ledger(workdir / LEDGER_NAME))
+    budget = build_budget(config, workdir)
     model = _model_of(config, budget, seed)
     folder = Path(os.environ.get(ANSWERS_VARIABLE) or workdir / "answers")
     # An answer of the gold scorer takes longer to keep than to compute.
@@ -59,20 +59,16 @@ def build_chat_model(
     return CachedChatModel(model, cache, budget, stop_requested)
 
 
-def budget_of(config: ChatModelConfig, ledger: Ledger) -> Budget:
+def build_budget(config: ChatModelConfig, workdir: Path) -> Budget:
     """Limits and prices of an endpoint; a model in this process costs nothing and has no limit."""
     endpoint = config.endpoint
     if endpoint is None:
         return Budget()
+    limits = Limits(endpoint.max_total_tokens, endpoint.max_cost)
     folder = os.environ.get(RUN_LEDGER_VARIABLE)
-    return Budget(
-        max_tokens=endpoint.max_total_tokens,
-        max_cost=endpoint.max_cost,
-        input_price=endpoint.input_price,
-        output_price=endpoint.output_price,
-        ledger=ledger,
-        run=RunLedger(Path(folder)) if folder else None,
-    )
+    run = [Ledger(Path(folder), limits, "the run's")] if folder else []
+    prices = endpoint.input_price, endpoint.output_price
+    return Budget([*run, Ledger(workdir, limits, "this stage's")], prices)
 
 
 def _model_of(config: ChatModelConfig, budget: Budget, seed: int) -> ChatModel:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.models.judge.endpoint import ScriptedServer
 from trimtab.models.config.judge import EndpointConfig
-from trimtab.models.judge.budget import Budget
+from trimtab.models.judge.budget import Budget, Ledger, Limits, Prices
 from trimtab.models.judge.chat import ChatRequest, Message
 from trimtab.models.judge.client import Endpoint
 
@@ -27,6 +28,17 @@ def endpoint_config(server: ScriptedServer, **changes: Any) -> EndpointConfig:
 
 def endpoint(server: ScriptedServer, budget: Budget | None = None, **changes: Any) -> Endpoint:
     return Endpoint(endpoint_config(server, **changes), budget or Budget())
+
+
+def limited(
+    folder: Path,
+    *,
+    max_tokens: int | None = None,
+    max_cost: float | None = None,
+    prices: Prices = (0.0, 0.0),
+) -> Budget:
+    """That of a stage whose work folder it is."""
+    return Budget([Ledger(folder, Limits(max_tokens, max_cost))], prices)
 
 
 def request(text: str, max_tokens: int = 1, **more: Any) -> ChatRequest:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.judge.conftest import endpoint, request
+from tests.models.judge.conftest import endpoint, limited, request
 from tests.models.judge.endpoint import Body, ScriptedServer, completion, serving
 from trimtab.models.judge.batch import AnswerCache, CachedChatModel, StoppedError
 from trimtab.models.judge.budget import Budget, BudgetError
@@ -49,7 +49,8 @@ def test_answers_are_in_order_and_each_question_is_asked_once(tmp_path: Path) ->
 def test_another_process_knows_them_and_pays_for_the_rest(tmp_path: Path) -> None:
     with serving(_echo) as server:
         _chat(server, tmp_path).ask([request("a"), request("b")])
-        chat = _chat(server, tmp_path)
+        (tmp_path / "own").mkdir()
+        chat = _chat(server, tmp_path, limited(tmp_path / "own"))
         chat.ask([request("a"), request("b"), request("a"), request("c")])
     assert _asked(server) == ["a", "b", "c"]
     assert (chat.num_asked, chat.num_known) == (1, 3)
@@ -70,13 +71,13 @@ def test_a_spent_budget_stops_and_a_larger_one_asks_for_the_rest_only(tmp_path: 
     # A request is held at 1 + 64 + 32 + 1 = 98 tokens, and comes to 11.
     texts = [str(number) for number in range(9)]
     with serving(_echo) as server:
-        small = _chat(server, tmp_path, Budget(max_tokens=150))
+        small = _chat(server, tmp_path, limited(tmp_path, max_tokens=150))
         with pytest.raises(BudgetError):
             small.ask([request(text) for text in texts])
         done = len(server.bodies)
         # 98 fit beside 52 spent, so four answers (44) and no more than five (55).
         assert done == 5
-        chat = _chat(server, tmp_path, Budget(max_tokens=1000))
+        chat = _chat(server, tmp_path, limited(tmp_path, max_tokens=1000))
         answers = chat.ask([request(text) for text in texts])
     assert [answer.content for answer in answers] == texts
     assert _asked(server) == texts
@@ -96,9 +97,11 @@ def test_a_stop_lets_those_under_way_be_answered_and_kept(tmp_path: Path) -> Non
 
 def test_what_one_knows_can_be_told_to_another_without_the_folder(tmp_path: Path) -> None:
     with serving(_echo) as server:
-        first = _chat(server, tmp_path / "here")
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+        first = _chat(server, tmp_path / "here", limited(tmp_path / "here"))
         first.ask([request("a"), request("b")])
-        second = _chat(server, tmp_path / "there")
+        second = _chat(server, tmp_path / "there", limited(tmp_path / "there"))
         second.load_state_dict(first.state_dict())
         assert [a.content for a in second.ask([request("b"), request("a")])] == ["b", "a"]
         assert second.budget.spent == Usage()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.models.judge.conftest import endpoint, request
+from tests.models.judge.conftest import endpoint, limited, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from trimtab.models.judge.budget import Budget, BudgetError, worst_case
 from trimtab.models.judge.chat import Usage
@@ -22,11 +23,11 @@ def test_the_most_a_request_can_come_to_by_hand() -> None:
 
 def test_cost_by_hand() -> None:
     # 2,000 tokens at 3 and 500 at 12 a million: .006 + .006.
-    assert Budget(input_price=3, output_price=12).cost(Usage(2000, 500)) == pytest.approx(0.012)
+    assert Budget(prices=(3, 12)).cost(Usage(2000, 500)) == pytest.approx(0.012)
 
 
-def test_what_is_held_is_spent_in_part_and_the_rest_is_free_again() -> None:
-    budget = Budget(max_tokens=100)
+def test_what_is_held_is_spent_in_part_and_the_rest_is_free_again(tmp_path: Path) -> None:
+    budget = limited(tmp_path, max_tokens=100)
     budget.settle(budget.reserve(Usage(50, 10)), Usage(20, 5))
     budget.settle(budget.reserve(Usage(70, 5)), Usage())
     assert budget.spent == Usage(20, 5)
@@ -38,8 +39,8 @@ def test_what_is_held_is_spent_in_part_and_the_rest_is_free_again() -> None:
         budget.reserve(Usage(0, 1))
 
 
-def test_a_limit_of_cost_counts_both_kinds_of_tokens_at_their_prices() -> None:
-    budget = Budget(max_cost=0.01, input_price=10, output_price=100)
+def test_a_limit_of_cost_counts_both_kinds_of_tokens_at_their_prices(tmp_path: Path) -> None:
+    budget = limited(tmp_path, max_cost=0.01, prices=(10, 100))
     budget.settle(budget.reserve(Usage(500, 50)), Usage(400, 50))  # .005 + .005 held
     budget.settle(budget.reserve(Usage(100, 0)), Usage(100, 0))
     share = r"0\.01 is spent of 0\.01, this stage's max_cost"
@@ -47,8 +48,8 @@ def test_a_limit_of_cost_counts_both_kinds_of_tokens_at_their_prices() -> None:
         budget.reserve(Usage(1, 0))
 
 
-def test_one_waits_while_others_may_come_to_less() -> None:
-    budget = Budget(max_tokens=100)
+def test_one_waits_while_others_may_come_to_less(tmp_path: Path) -> None:
+    budget = limited(tmp_path, max_tokens=100)
     held = budget.reserve(Usage(90, 0))
     got_it = threading.Event()
 
@@ -65,7 +66,7 @@ def test_one_waits_while_others_may_come_to_less() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_budget_is_never_exceeded(seed: int) -> None:
+def test_the_budget_is_never_exceeded(seed: int, tmp_path: Path) -> None:
     """Whatever comes back and however many ask: what the endpoint did is within the limit.
 
     It counts what it has worked for, as a bill would: every answer it made, also those that got
@@ -74,9 +75,9 @@ def test_the_budget_is_never_exceeded(seed: int) -> None:
     rng = random.Random(seed)
     limits: dict[str, Any] = [
         {"max_tokens": rng.randint(500, 4000)},
-        {"max_cost": rng.uniform(0.001, 0.01), "input_price": 1.0, "output_price": 5.0},
+        {"max_cost": rng.uniform(0.001, 0.01), "prices": (1.0, 5.0)},
     ][seed % 2]
-    budget = Budget(**limits)
+    budget = limited(tmp_path, **limits)
     lock = threading.Lock()
     billed = Usage()
 

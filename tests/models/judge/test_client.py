@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.models.judge.conftest import endpoint, request
+from tests.models.judge.conftest import endpoint, limited, request
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion, serving
-from trimtab.models.judge.budget import Budget, worst_case
+from trimtab.models.judge.budget import worst_case
 from trimtab.models.judge.chat import ChatAnswer, Message, Token, Usage
 from trimtab.models.judge.client import EndpointError
 
@@ -180,14 +181,16 @@ def test_other_refusals_fail_at_once(status: int) -> None:
     assert ("$OPENAI_API_KEY, which is not set" in str(error.value)) == (status in (401, 403))
 
 
-def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked() -> None:
+def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked(
+    tmp_path: Path,
+) -> None:
     """The good one is held back until the client has done with the bad one."""
-    budget = Budget()
+    budget = limited(tmp_path)
 
     def script(_: int, body: Body) -> Reply | Body:
         if body["messages"][0]["content"] == "bad":
             return Reply({}, status=400)
-        while [*budget._reserved.values()] != [worst_case(request("good"))]:
+        while budget.spent != worst_case(request("good")):
             time.sleep(0.01)
         time.sleep(0.1)
         return completion("A")
@@ -202,10 +205,10 @@ def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked() ->
     assert sorted(body["messages"][0]["content"] for body in server.bodies) == ["bad", "good"]
 
 
-def test_usage_that_is_not_told_is_taken_to_be_the_most_it_can_be() -> None:
+def test_usage_that_is_not_told_is_taken_to_be_the_most_it_can_be(tmp_path: Path) -> None:
     body = completion("A")
     del body["usage"]
-    budget = Budget()
+    budget = limited(tmp_path)
     with serving(lambda *_: body) as server:
         ((_, answer),) = endpoint(server, budget).answers([("x", request("abc", max_tokens=5))])
     # 3 bytes of text, 64 a request, 32 a message; 5 tokens of answer.
@@ -215,8 +218,8 @@ def test_usage_that_is_not_told_is_taken_to_be_the_most_it_can_be() -> None:
 @pytest.mark.parametrize(
     ("status", "billed"), [(502, True), (504, True), (408, True), (500, False), (429, False)]
 )
-def test_what_a_gateway_gave_up_on_may_be_billed(status: int, billed: bool) -> None:
-    budget = Budget()
+def test_what_a_gateway_gave_up_on_may_be_billed(status: int, billed: bool, tmp_path: Path) -> None:
+    budget = limited(tmp_path)
     with serving(_first_then_well(Reply({}, status))) as server:
         list(endpoint(server, budget).answers([("x", request("abc"))]))
     most = Usage(3 + 64 + 32, 1)

@@ -13,7 +13,7 @@ from tests.models.jobs import job
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
-from trimtab.models.judge.budget import LEDGER_NAME, BudgetError, Ledger
+from trimtab.models.judge.budget import BudgetError, Ledger
 from trimtab.models.judge.chat import Usage
 from trimtab.models.judge.reward import JudgeReward
 from trimtab.models.training import signals
@@ -21,6 +21,7 @@ from trimtab.models.training.checkpoint import newest_checkpoint, save_checkpoin
 from trimtab.models.training.data import write_rows
 
 HELD = Usage(100, 10)
+PRICES = (1.0, 10.0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +32,17 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _total(folder: Path) -> Usage:
-    return Ledger(folder / LEDGER_NAME).total()
+    return sum(Ledger(folder).total().values(), Usage())
 
 
 def test_a_step_back_unspends_nothing(tmp_path: Path) -> None:
     """Behind the checkpoint a request ended and another began; the record is as it was."""
-    ledger, record = Ledger(tmp_path / LEDGER_NAME), tmp_path / "metrics.jsonl"
-    ledger.reserve("a", HELD)
+    ledger, record = Ledger(tmp_path), tmp_path / "metrics.jsonl"
+    ledger.reserve("a", HELD, PRICES)
     record.write_text("1\n")
     save_checkpoint(tmp_path, 1, {})
-    ledger.settle("a", Usage(20, 2))
-    ledger.reserve("b", HELD)
+    ledger.settle("a", Usage(20, 2), PRICES)
+    ledger.reserve("b", HELD, PRICES)
     record.write_text("1\n2\n")
     newest_checkpoint(tmp_path)
     assert record.read_text() == "1\n"
@@ -52,30 +53,34 @@ def test_two_machines_copies_become_one(tmp_path: Path) -> None:
     """There and back: `a` is of here, `b` of there; a line that was cut off is of neither."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    Ledger(here / LEDGER_NAME).reserve("a", HELD)
+    first = Ledger(here)
+    first.reserve("a", HELD, PRICES)
     save_checkpoint(here, 1, {})
     shutil.copytree(here / "checkpoints", there / "checkpoints")
-    Ledger(here / LEDGER_NAME).settle("a", Usage(1, 1))
+    first.settle("a", Usage(1, 1), PRICES)
+    (path,) = here.glob("*.ledger")
+    with path.open("ab") as stream:
+        stream.write(b'{"request": "c", "reserved": [5')
     newest_checkpoint(there)
     assert _total(there) == HELD
-    Ledger(there / LEDGER_NAME).reserve("b", HELD)
+    Ledger(there).reserve("b", HELD, PRICES)
     save_checkpoint(there, 2, {})
     shutil.copytree(there / "checkpoints", here / "checkpoints", dirs_exist_ok=True)
-    with (here / LEDGER_NAME).open("ab") as stream:
-        stream.write(b'{"request": "c", "reserved": [5')
     for _ in range(2):
         newest_checkpoint(here)
         assert _total(here) == HELD + Usage(1, 1)
-    assert len((here / LEDGER_NAME).read_bytes().splitlines()) == 3
+    texts = [path.read_text() for path in here.glob("*.ledger")]
+    assert sum(line.startswith("{") for text in texts for line in text.splitlines()) == 3
 
 
 def test_a_judge_that_is_opened_before_its_checkpoint_knows_of_it(tmp_path: Path) -> None:
     """As PPO's is: what was spent elsewhere comes with the checkpoint."""
     with serving(lambda *_: completion("5")) as server:
         config = JudgeConfig(endpoint=priced(server, max_total_tokens=2000))
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
         rater = JudgeReward(config, tmp_path / "there", 0)
-        (tmp_path / "here").mkdir()
-        Ledger(tmp_path / "here" / LEDGER_NAME).reserve("a", Usage(1900, 0))
+        Ledger(tmp_path / "here").reserve("a", Usage(1900, 0), PRICES)
         save_checkpoint(tmp_path / "here", 1, {})
         shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
         newest_checkpoint(tmp_path / "there")
