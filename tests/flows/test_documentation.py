@@ -26,7 +26,7 @@ PATH = re.compile(
     r"(?<![\w/.-])(?:flows|tasks|models|infra|tests|docs)/[\w./-]*\w(?=[`\s),:;]|\.\s)"
 )
 TEXT = (DOCS / "reference" / "methods.md").read_text(encoding="utf-8")
-RLAIF = (DOCS / "how-to" / "rlaif.md").read_text(encoding="utf-8")
+JUDGES = (DOCS / "how-to" / "ai-feedback.md").read_text(encoding="utf-8")
 FIELD = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \|", re.MULTILINE)
 FIELDS = FIELD.findall(TEXT)
 COMMAND = re.compile(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", re.MULTILINE)
@@ -56,7 +56,7 @@ JUDGED = RunConfig(
     ("config", "path", "default"),
     [
         *((RunConfig(), path, default) for path, default in FIELDS),
-        *((JUDGED, path, default) for path, default in FIELD.findall(RLAIF)),
+        *((JUDGED, path, default) for path, default in FIELD.findall(JUDGES)),
     ],
 )
 def test_defaults_are_the_configuration_s(config: RunConfig, path: str, default: str) -> None:
