@@ -6,7 +6,7 @@ and 4.1. The packaged ones are text files in this folder.
 Deviation from [CAI]
 1. The paper phrases a principle as a request for a critique or a revision, or as a question for
    comparisons. Here it is one sentence about the response, followed by a request that is the same
-   for all principles (`rubrics/questions.txt`), so one list serves all three.
+   for all principles (`rubrics/questions.toml`), so one list serves all three.
 """
 
 from __future__ import annotations

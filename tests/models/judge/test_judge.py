@@ -225,6 +225,6 @@ def test_a_slash_behind_the_address_makes_no_other_judge() -> None:
 
 def test_rubrics_of_the_package_are_found_where_it_lies() -> None:
     folder = Path(__import__("trimtab.models.judge.rubrics", fromlist=["x"]).__file__).parent
-    assert {path.name for path in folder.glob("*.txt")} == {
-        *("helpfulness.txt", "harmlessness.txt", "summarisation.txt", "questions.txt"),
+    assert {path.name for path in folder.glob("*.toml")} == {
+        *("helpfulness.toml", "harmlessness.toml", "summarisation.toml", "questions.toml"),
     }

@@ -9,19 +9,10 @@ import pytest
 
 from trimtab.models.config.judge import JudgeConfig, Rubric
 from trimtab.models.judge.prompts import CUT, Kind, PromptTemplate, quote, read_blocks
-from trimtab.models.judge.rubrics import (
-    EXAMPLE,
-    QUESTIONS,
-    RubricError,
-    load_questions,
-    load_rubric,
-    parse_questions,
-    parse_rubric,
-)
+from trimtab.models.judge.rubrics import Example, RubricText, load_questions, load_rubric
 
-GOOD = "== criteria ==\nBe good.\n" + "".join(
-    f"== {name} ==\n{'A' if name == 'verdict' else name.upper()}\n" for name in EXAMPLE
-)
+EXAMPLE = Example("DIALOGUE", "RESPONSE A", "RESPONSE B", "THOUGHTS", "A")
+BE_GOOD = RubricText("Be good.", (EXAMPLE,))
 
 
 @pytest.mark.parametrize("name", get_args(Rubric))
@@ -39,7 +30,9 @@ def test_packaged_examples_teach_no_habit_however_many_are_shown(name: str) -> N
     shown = [text for e in examples for text in (e.dialogue, e.first, e.second, e.thoughts)]
     assert len(set(shown)) == len(shown)
     assert all("Response A" in e.thoughts and "Response B" in e.thoughts for e in examples)
-    assert load_questions().keys() == set(QUESTIONS)
+    asked = [load_rubric(name).criteria, *load_questions().values()]
+    assert all(text and text == text.strip() for text in (*shown, *asked))
+    assert {example.verdict for example in examples} == {"A", "B"}
 
 
 def test_as_many_examples_are_shown_as_are_asked_for() -> None:
@@ -55,38 +48,8 @@ def test_as_many_examples_are_shown_as_are_asked_for() -> None:
         assert read_blocks(messages) == shown
 
 
-def test_a_rubric_is_read_by_hand() -> None:
-    rubric = parse_rubric(GOOD, "mine.txt")
-    assert rubric.criteria == "Be good."
-    (example,) = rubric.examples
-    assert (example.first, example.second, example.verdict) == ("RESPONSE A", "RESPONSE B", "A")
-    assert parse_rubric("== criteria ==\n\nBe\n\ngood.\n", "x").criteria == "Be\n\ngood."
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "found the sections none; allowed, in this order: criteria"),
-        ("Hello\n" + GOOD, r"mine\.txt:1: text before the first `== name ==`: 'Hello'"),
-        (GOOD.replace("Be good.", " "), "section 'criteria' is empty"),
-        (GOOD.replace("\nA\n", "\nC\n"), "the verdict of example 1 is 'C'; allowed: A, B"),
-        (GOOD.replace("== thoughts ==\nTHOUGHTS\n", ""), "found the sections criteria, dialogue"),
-        (GOOD.replace("response B", "response C"), "response C"),
-        (GOOD + "== criteria ==\nMore.\n", "found the sections"),
-    ],
-)
-def test_a_bad_rubric_is_refused(text: str, message: str) -> None:
-    with pytest.raises(RubricError, match=message):
-        parse_rubric(text, "mine.txt")
-
-
-def test_a_bad_file_of_questions_is_refused() -> None:
-    with pytest.raises(RubricError, match="found the sections compare; allowed, in this order"):
-        parse_questions("== compare ==\nWhich?\n", "mine.txt")
-
-
 def _template(kind: Kind = "compare", **more: int) -> PromptTemplate:
-    return PromptTemplate(kind, parse_rubric(GOOD, "mine.txt"), **more)
+    return PromptTemplate(kind, BE_GOOD, **more)
 
 
 def test_an_opening_by_hand() -> None:
