@@ -179,14 +179,13 @@ class LinearModel:
     """N pairs that models linear in F features are learned from, or some of them.
 
     features: (N, 2, F), of differences of unit spread. place: (N,), as `places_of`. label: (N,).
-    learned: places of those that are learned from. difference: theirs, (L, F).
+    is_learned: (N,) bool, those that are learned from.
     """
 
     features: Array
     place: Array
     label: Array
-    learned: Array
-    difference: Array
+    is_learned: Array
 
     @property
     def zeros(self) -> Array:
@@ -195,10 +194,10 @@ class LinearModel:
 
     def fit(self, used: Array, inverse_penalty: float, start: Array) -> Array:
         """Weights (C + 1, F) by the pairs `used`, (N,) bool, of those learned from."""
-        rest = used[self.learned]
-        whose = self.learned[rest]
+        whose = used & self.is_learned
+        better, worse = self.features[whose].swapaxes(0, 1)
         return bradley_terry(
-            self.difference[rest], self.place[whose], self.label[whose], inverse_penalty, start
+            better - worse, self.place[whose], self.label[whose], inverse_penalty, start
         )
 
     def scores(self, whose: Array, weights: Array) -> Array:
@@ -209,11 +208,10 @@ class LinearModel:
         """(N,) bool: of the pairs `used`, those whose label a model of their other folds does not
         contradict."""
         kept = used.copy()
-        is_learned = np.isin(np.arange(len(used)), self.learned)
         for fold in np.unique(folds[used]):
-            own = used & (folds == fold) & is_learned
-            found = self.scores(own, self.fit(used & (folds != fold), inverse_penalty, start))
-            kept[own] = (2 * self.label[own] - 1) * (found[:, 0] - found[:, 1]) >= 0
+            part = used & (folds == fold) & self.is_learned
+            scores = self.scores(part, self.fit(used & (folds != fold), inverse_penalty, start))
+            kept[part] = (2 * self.label[part] - 1) * (scores[:, 0] - scores[:, 1]) >= 0
         return kept
 
 
@@ -223,17 +221,14 @@ def linear_scores(
     """Scores (N, 2) of each split, logits, and what was chosen."""
     train = answers["train"]
     categories = sorted({str(row.get("category")) for row in train.rows})
-    features, places = {}, {}
-    for split, own in answers.items():
-        features[split] = features_of(own, config)
-        places[split] = places_of(own, categories)
-    mine = features["train"]
-    spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
+    features = {split: features_of(part, config) for split, part in answers.items()}
+    places = {split: places_of(part, categories) for split, part in answers.items()}
+    better, worse = features["train"].swapaxes(0, 1)
+    spread = np.sqrt(((better - worse) ** 2).mean(0))
     for values in features.values():
         values /= np.where(spread > 0, spread, 1)
-    learned = drawn(len(train.rows), config.seed)
-    difference = mine[learned, 0] - mine[learned, 1]
-    model = LinearModel(mine, places["train"], train.label, learned, difference)
+    is_learned = drawn(len(train.rows), config.seed)
+    model = LinearModel(features["train"], places["train"], train.label, is_learned)
     folds = folds_of(train.rows, config.num_folds, config.fold_by).numpy()
     loss, inverse_penalty, scores, starts = _likeliest(model, folds, config.num_folds)
     summary = {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
@@ -372,12 +367,11 @@ def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float)
 
 
 def drawn(count: int, seed: int) -> Array:
-    """The places of the pairs that are learned from: all, or EMBEDDING_MODEL_PAIRS of them."""
+    """(N,) bool: the pairs that are learned from, all, or EMBEDDING_MODEL_PAIRS of them."""
     if count <= counts.EMBEDDING_MODEL_PAIRS:
-        return np.arange(count)
-    return np.sort(
-        np.random.default_rng(seed).choice(count, counts.EMBEDDING_MODEL_PAIRS, replace=False)
-    )
+        return np.ones(count, bool)
+    chosen = np.random.default_rng(seed).choice(count, counts.EMBEDDING_MODEL_PAIRS, replace=False)
+    return np.isin(np.arange(count), chosen)
 
 
 def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
@@ -485,7 +479,7 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
     """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen, each
     weighed by its cosine. Neighbours are answers to other prompts, and of other pairs."""
     train = answers["train"]
-    train = train[drawn(len(train.rows), config.seed)]
+    train = train[np.flatnonzero(drawn(len(train.rows), config.seed))]
     numbers: dict[tuple[str, ...], int] = {}
     pair = np.repeat(answer_pairs_of(train.rows, numbers), 2)
     known = train.embedding.reshape(-1, train.embedding.shape[-1])

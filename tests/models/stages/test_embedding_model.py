@@ -151,18 +151,15 @@ def test_each_category_may_prefer_what_another_does_not() -> None:
 def _linear_model(answers: Answers) -> LinearModel:
     """Of the vectors alone, learned from all pairs."""
     count = len(answers.rows)
-    difference = answers.embedding[:, 0] - answers.embedding[:, 1]
-    everyone = np.arange(count)
-    return LinearModel(answers.embedding, np.zeros(count, int), answers.label, everyone, difference)
+    everyone = np.ones(count, bool)
+    return LinearModel(answers.embedding, np.zeros(count, int), answers.label, everyone)
 
 
 def test_what_other_folds_contradict_is_left_out_by_hand() -> None:
     """Of answers on a line four pairs prefer the right one, and the fifth, alone in its fold, the
     left one. A sixth is not asked about."""
     vectors = np.array([[[1.0], [0.0]]] * 4 + [[[0.0], [1.0]], [[0.0], [5.0]]])
-    model = LinearModel(
-        vectors, np.zeros(6, int), np.ones(6), np.arange(6), vectors[:, 0] - vectors[:, 1]
-    )
+    model = LinearModel(vectors, np.zeros(6, int), np.ones(6), np.ones(6, bool))
     used, folds = np.array([True] * 5 + [False]), np.array([0, 0, 1, 1, 2, 3])
     kept = model.unopposed(used, folds, 1.0, model.zeros)
     assert kept.tolist() == [True] * 4 + [False, False]
