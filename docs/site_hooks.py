@@ -14,9 +14,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from trimtab.flows.config import RunConfig
-from trimtab.flows.fields import Setting, settings_of
-from trimtab.flows.paths import section_of
+from trimtab.flows.cli.fields import Setting, settings_of
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.paths import section_of
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

@@ -6,20 +6,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows import experiment
-from trimtab.flows.compare_config import (
+from trimtab.flows.config.compare_config import (
     METHODS,
     SEEDS,
     CompareChanges,
     comparison_name,
     configs_of_seeds,
 )
-from trimtab.flows.config import Arm
-from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import about_report, answered, require_startable, tracked_flow
-from trimtab.flows.names import GivenName
-from trimtab.flows.recipes import RecipeName
-from trimtab.flows.run import Run
+from trimtab.flows.config.config import Arm
+from trimtab.flows.config.names import GivenName
+from trimtab.flows.config.recipes import RecipeName
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import Run
+from trimtab.flows.runs.flow import flow
+from trimtab.flows.runs.lifecycle import about_report, answered, require_startable, tracked_flow
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE

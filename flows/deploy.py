@@ -24,8 +24,8 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectNotFound
 
 import trimtab
-from trimtab.flows.config import ConfigError
-from trimtab.flows.form import as_served
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.form import as_served
 from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS

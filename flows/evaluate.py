@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from trimtab.flows.config import ConfigError, load_config
-from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import tracked_flow
-from trimtab.flows.names import GivenName, name_run
-from trimtab.flows.outcomes import outcomes_by_judge
+from trimtab.flows.config.config import ConfigError, load_config
+from trimtab.flows.config.names import GivenName, name_run
 from trimtab.flows.pipeline.policies import measure
-from trimtab.flows.run import Future, Run, roles_of_round
+from trimtab.flows.pipeline.run import Future, Run, roles_of_round
+from trimtab.flows.runs.flow import flow
+from trimtab.flows.runs.lifecycle import tracked_flow
+from trimtab.flows.runs.outcomes import outcomes_by_judge
 from trimtab.models.specs import HEAD_TO_HEAD
 from trimtab.tasks.registry import Registered, model_name, registered
 

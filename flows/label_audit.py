@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trimtab.flows import experiment
-from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import run_flow
-from trimtab.flows.names import GivenName
-from trimtab.flows.overrides import RunChanges
-from trimtab.flows.recipes import RecipeName
+from trimtab.flows.config.names import GivenName
+from trimtab.flows.config.overrides import RunChanges
+from trimtab.flows.config.recipes import RecipeName
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.runs.flow import flow
+from trimtab.flows.runs.lifecycle import run_flow
 
 
 @flow(name="label-audit")

@@ -7,15 +7,15 @@ from typing import Any
 
 from prefect.states import Completed
 
-from trimtab.flows.config import ConfigError, load_config
-from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
-from trimtab.flows.names import NUM_HEX, GivenName, name_run, registered_model_name
-from trimtab.flows.overrides import RoundChanges, apply_changes
+from trimtab.flows.config.config import ConfigError, load_config
+from trimtab.flows.config.names import NUM_HEX, GivenName, name_run, registered_model_name
+from trimtab.flows.config.overrides import RoundChanges, apply_changes
+from trimtab.flows.config.recipes import RECIPES
 from trimtab.flows.pipeline.rounds import run_round
-from trimtab.flows.recipes import RECIPES
-from trimtab.flows.run import Run, roles_of_round
-from trimtab.flows.suspension import other_that_waits, require_resumable
+from trimtab.flows.pipeline.run import Run, roles_of_round
+from trimtab.flows.runs.flow import flow
+from trimtab.flows.runs.lifecycle import answered, finish_run, tracked_flow
+from trimtab.flows.runs.suspension import other_that_waits, require_resumable
 from trimtab.tasks.registry import (
     KEY,
     REPORT,

@@ -10,14 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows.config import RunConfig
-from trimtab.flows.exhibits import find_exhibits
-from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import about_report, require_startable, tracked_flow
-from trimtab.flows.names import RunName, name_run_over_seeds
-from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
-from trimtab.flows.recipes import RecipeName, recipe_named
-from trimtab.flows.run import Future, Run, SharedRun
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.names import RunName, name_run_over_seeds
+from trimtab.flows.config.overrides import RunChanges, apply_changes, format_overrides
+from trimtab.flows.config.recipes import RecipeName, recipe_named
+from trimtab.flows.pipeline.run import Future, Run, SharedRun
+from trimtab.flows.runs.flow import flow
+from trimtab.flows.runs.lifecycle import about_report, require_startable, tracked_flow
 from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.tracking.runs import TrackedRun

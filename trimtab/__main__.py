@@ -2,7 +2,7 @@
 
 import sys
 
-from trimtab.flows.cli import main
+from trimtab.flows.cli.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.flows.run import Future, Run
+from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.specs import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimtab.flows.config import RunConfig, Vote, seeded
+from trimtab.flows.config.config import RunConfig, Vote, seeded
 from trimtab.flows.pipeline.data import trunk_for
-from trimtab.flows.run import Future, Run
+from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config import Arm, RunConfig, vanilla
+from trimtab.flows.config.config import Arm, RunConfig, vanilla
 from trimtab.flows.pipeline.data import trunk_for
-from trimtab.flows.run import Future, Run, roles_of_round
+from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
 from trimtab.models.specs import (
     CPL,

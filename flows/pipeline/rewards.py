@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.pipeline.data import prompts_for, trunk_for
-from trimtab.flows.run import Future, Run
+from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models.specs import ADVANTAGE_MODEL, META_RM, REWARD_MODEL
 from trimtab.tasks.resources import Resources, Slot
 

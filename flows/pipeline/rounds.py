@@ -5,7 +5,7 @@ from __future__ import annotations
 from trimtab.flows.pipeline.labels import compare_votes
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.pipeline.rewards import train_meta_rm
-from trimtab.flows.run import RoundRoles, Run, judgement_of_round, roles_of_round
+from trimtab.flows.pipeline.run import RoundRoles, Run, judgement_of_round, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD, PPO_MAX
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE
 

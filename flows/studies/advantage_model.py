@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimtab.flows.pipeline.data import prompts_for
-from trimtab.flows.run import Run
+from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
     AS_GIVEN,

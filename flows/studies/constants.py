@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from trimtab.flows.config import RunConfig
-from trimtab.flows.run import Run
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.advantage_model import add_rehearsal, scorers
 from trimtab.flows.studies.part_two import DROPOUT
 from trimtab.flows.studies.registry import arms

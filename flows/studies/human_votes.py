@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trimtab.flows.config import Vote
+from trimtab.flows.config.config import Vote
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
-from trimtab.flows.run import Run
+from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_strength, changed
 from trimtab.models.config.reward import StrengthConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from trimtab.flows.config import vanilla
-from trimtab.flows.run import Run
+from trimtab.flows.config.config import vanilla
+from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
     add_policy,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from trimtab.flows.errors import ConfigError
-from trimtab.flows.run import Run
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.pipeline.run import Run
 
 Submit = Callable[[Run], None]
 # By the exhibit's slug.

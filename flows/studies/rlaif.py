@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimtab.flows.run import Run
+from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
     AS_GIVEN,

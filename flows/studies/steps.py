@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
-from trimtab.flows.run import Run
+from trimtab.flows.pipeline.run import Run
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, RelabelConfig
 from trimtab.models.specs import (

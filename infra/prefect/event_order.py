@@ -8,8 +8,8 @@ in the database, and have the same id.
 
 Each Prefect server of ours loads this module, which therefore also has it check the parameters of
 every run that is made from a deployment. A body with `enforce_parameter_schema: false` would skip
-the check: a process would start, only for the run to fail (`trimtab.flows.flow`), and who asked for
-it would not be told.
+the check: a process would start, only for the run to fail (`trimtab.flows.runs.flow`), and who
+asked for it would not be told.
 
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """

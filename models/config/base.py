@@ -17,7 +17,7 @@ from pydantic import (
 # The largest seed that numpy and scikit-learn accept.
 LARGEST_SEED = 2**32 - 1
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-# 1,000 times a run's seed is added to the seeds of its stages (`trimtab.flows.config.seeded`).
+# 1,000 times a run's seed is added to the seeds of its stages (`seeded` of a run).
 RunSeed = Annotated[int, Field(ge=0, le=4_000_000)]
 # Rows, pairs, prompts or answers.
 Rows = Annotated[int, Field(gt=0, le=10_000_000)]

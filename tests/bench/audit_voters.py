@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from trimtab.flows.cli import main as trimtab
+from trimtab.flows.cli.cli import main as trimtab
 from trimtab.infra.report_folders import read_run
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.functional.strength import calibrated_strength

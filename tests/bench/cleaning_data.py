@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
 
-from trimtab.flows.recipes.synthetic import default
+from trimtab.flows.config.recipes.synthetic import default
 from trimtab.models.data import Source
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.prompts import first_turn

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 
 from tests.bench.cleaning_data import Array, Case
-from trimtab.flows.recipes.human import audit
+from trimtab.flows.config.recipes.human import audit
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.reward import EmbeddingModelConfig, RelabelConfig
 from trimtab.models.functional.relabel import Relabel

@@ -59,7 +59,15 @@ def main() -> None:
 
 def audit(home: Path, seed: int, changes: list[str]) -> dict[str, Any]:
     """The scorecard of a label audit with ten members, in-sample."""
-    command = [sys.executable, "-m", "trimtab.flows.cli", "run", "default", "--flow", "label-audit"]
+    command = [
+        sys.executable,
+        "-m",
+        "trimtab.flows.cli.cli",
+        "run",
+        "default",
+        "--flow",
+        "label-audit",
+    ]
     command += [f"seed={seed}", f"ensemble.size={MEMBERS}", 'ensemble.votes=["in_sample"]']
     environment = {**os.environ, "TRIMTAB_HOME": str(home)}
     name = "-".join(["ensemble", f"seed{seed}", *(change.partition(".")[2] for change in changes)])

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from trimtab.flows.recipes.synthetic import default
+from trimtab.flows.config.recipes.synthetic import default
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets.generation import Sampling

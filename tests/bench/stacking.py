@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
-from trimtab.flows.recipes.synthetic import default
+from trimtab.flows.config.recipes.synthetic import default
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.loading import build_policy
 from trimtab.models.nets.packing import Candidates, pack

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows.run import Run
+from trimtab.flows.pipeline.run import Run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import open_store
 from trimtab.infra.tracking.runs import Tracking

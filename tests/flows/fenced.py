@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from trimtab.flows.flow import flow
+from trimtab.flows.runs.flow import flow
 from trimtab.infra.prefect import fence
 
 _place = Path(os.environ["FENCED_PLACE"])

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from trimtab.flows.overrides import parse_overrides
+from trimtab.flows.config.overrides import parse_overrides
 
 WRONG_TYPES = {
     "integer": ["three", 1.5, [1], {"a": 1}, True],

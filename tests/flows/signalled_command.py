@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from unittest import mock
 
 from tests.models import stopping
-from trimtab.flows import cli
+from trimtab.flows.cli import cli
 from trimtab.tasks import context
 from trimtab.tasks.cache_key import StageModules
 from trimtab.tasks.execution import StageContext

@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from trimtab.flows.config import Arm
-from trimtab.flows.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.config import Arm
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.policies import SUBMIT_ARM
-from trimtab.flows.plan import Plan, PlannedStage, PlanRow, make_plan
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.runs.plan import Plan, PlannedStage, PlanRow, make_plan
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.reporting.kit.names import POLICY_NAMES
 

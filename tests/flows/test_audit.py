@@ -16,13 +16,13 @@ import pytest
 from tests.flows.command import start, trimtab
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
-from trimtab.flows.audit_gate import gate_of_audit
-from trimtab.flows.cli import main
-from trimtab.flows.commands import change_encoder, changes_of_audit, files_and_overrides
-from trimtab.flows.config import load_config, require_flow
-from trimtab.flows.errors import ConfigError
-from trimtab.flows.overrides import apply_changes
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.audit.audit_gate import gate_of_audit
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.commands import change_encoder, changes_of_audit, files_and_overrides
+from trimtab.flows.config.config import load_config, require_flow
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.recipes import recipe_named
 
 SWEET = ("honey", "cake", "sugar", "fruit tart", "sweet cream", "a ripe pear")
 LOUD = ("an engine", "a motor saw", "a jet", "a loud lorry", "a drill", "an alarm")

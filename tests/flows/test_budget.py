@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.flows import budget as module
-from trimtab.flows.budget import (
+from trimtab.flows.audit import budget as module
+from trimtab.flows.audit.budget import (
     Amount,
     amount_of,
     seconds_of,
@@ -17,13 +17,13 @@ from trimtab.flows.budget import (
     seconds_of_states,
     voters_for,
 )
-from trimtab.flows.checks import first_pairs
-from trimtab.flows.cli import main
-from trimtab.flows.commands import with_budget
-from trimtab.flows.config import RunConfig
-from trimtab.flows.errors import ConfigError
-from trimtab.flows.overrides import apply_changes
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.commands import with_budget
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs.checks import first_pairs
 from trimtab.infra.settings import Settings
 from trimtab.models import counts
 
@@ -73,7 +73,7 @@ def test_what_is_counted_are_different_texts(
     # Four prompts, each with a better answer of its own and ten worse ones: 4 * 40 + 14 * 80.
     assert amount_of(config, look) == Amount(10, 12 * 20, (4 * 40 + 14 * 80) // 4, 10 * 200 // 4)
     # Of more rows than are looked at, as many times as much.
-    monkeypatch.setattr("trimtab.flows.checks.MAX_ROWS", 10)
+    monkeypatch.setattr("trimtab.flows.runs.checks.MAX_ROWS", 10)
     config = _config(tmp_path, 40)
     look = first_pairs(config)
     assert look is not None and not look.is_whole

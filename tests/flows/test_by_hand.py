@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import by_hand
-from trimtab.flows.cli import main
+from trimtab.flows.cli import by_hand
+from trimtab.flows.cli.cli import main
 from trimtab.models.gpu_check import __main__ as gpu_check
 from trimtab.models.gpu_check.correctness import STAGES
 from trimtab.models.specs import SPECS

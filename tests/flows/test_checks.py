@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from trimtab.flows import checks, commands, lifecycle
-from trimtab.flows.checks import MAX_ROWS, check
-from trimtab.flows.cli import main
-from trimtab.flows.errors import ConfigError
-from trimtab.flows.lifecycle import require_startable
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.cli import commands
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs import checks, lifecycle
+from trimtab.flows.runs.checks import MAX_ROWS, check
+from trimtab.flows.runs.lifecycle import require_startable
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data import PreferenceDataError, Source, load_preferences

@@ -14,11 +14,12 @@ from typing import get_args
 
 import pytest
 
-from trimtab.flows import cli, plan
-from trimtab.flows.cli import main
-from trimtab.flows.compare_config import METHODS
-from trimtab.flows.config import Arm
-from trimtab.flows.recipes import RECIPES
+from trimtab.flows.cli import cli
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.compare_config import METHODS
+from trimtab.flows.config.config import Arm
+from trimtab.flows.config.recipes import RECIPES
+from trimtab.flows.runs import plan
 
 COMMANDS = {
     "Run": ["run", "audit", "study", "rounds", "stage"],
@@ -29,7 +30,7 @@ COMMANDS = {
 # What was loaded by the end, of what takes long to load.
 LOADED = """
 import sys
-from trimtab.flows.cli import main
+from trimtab.flows.cli.cli import main
 status = main(sys.argv[1:])
 slow = {"prefect", "mlflow", "torch", "transformers", "sklearn", "matplotlib"} & set(sys.modules)
 print(status, *sorted(slow))
@@ -84,7 +85,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("no_color", "has_color"), [("", True), ("1", False)])
 def test_boxes_and_colours_are_for_terminals(no_color: str, has_color: bool) -> None:
     env = {"NO_COLOR": no_color, "TERM": "xterm-256color", "COLUMNS": "90"}
-    command = ["-m", "trimtab.flows.cli", "--help"]
+    command = ["-m", "trimtab.flows.cli.cli", "--help"]
     piped = _process(*command, env=env)
     assert "\x1b" not in piped and piped.isascii()
     reading, writing = pty.openpty()
@@ -196,7 +197,7 @@ def _parameters(
     """Those of the flow, where the options stand behind so many of the other arguments."""
     found = []
     monkeypatch.setattr(
-        "trimtab.flows.commands.run_recipe", lambda request, _: found.append(request.parameters)
+        "trimtab.flows.cli.commands.run_recipe", lambda request, _: found.append(request.parameters)
     )
     rest = ["smoke", "ppo.num_steps=7", "--flow=compare"]
     assert main(["run", *rest[:place], *given, *rest[place:]]) == 0
@@ -237,12 +238,12 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_shell_can_complete(line: str, expected: list[str]) -> None:
     words = line.split(" ")
     env = {"_TRIMTAB_COMPLETE": "complete_bash", "COMP_WORDS": line}
-    said = _process("-m", "trimtab.flows.cli", env={**env, "COMP_CWORD": str(len(words) - 1)})
+    said = _process("-m", "trimtab.flows.cli.cli", env={**env, "COMP_CWORD": str(len(words) - 1)})
     prefix = "sft.train.zero." if words[-1].endswith(".") else ""
     assert said.split() == [f"{prefix}{each}" for each in expected]
 
 
 def test_a_script_for_completion_is_shown() -> None:
     env = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # which shell runs the tests
-    said = _process("-m", "trimtab.flows.cli", "--show-completion", "bash", env=env)
+    said = _process("-m", "trimtab.flows.cli.cli", "--show-completion", "bash", env=env)
     assert "_TRIMTAB_COMPLETE=complete_bash" in said

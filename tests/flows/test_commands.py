@@ -11,13 +11,14 @@ import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
-from trimtab.flows.commands import prefect_server
-from trimtab.flows.errors import CommandError
+from trimtab.flows.cli.commands import prefect_server
+from trimtab.flows.config.errors import CommandError
 
 # In place of what starts the server: whether Prefect is loaded by then.
 LOOK = """
 import sys
-from trimtab.flows import cli, commands
+from trimtab.flows.cli import cli
+from trimtab.flows.cli import commands
 commands.local_prefect_server = lambda: print("prefect" in sys.modules) or sys.exit(0)
 sys.exit(cli.main(sys.argv[1:]))
 """

@@ -11,14 +11,14 @@ from typing import Any, get_args
 import pytest
 
 from tests.flows.command import trimtab
-from trimtab.flows import experiment
-from trimtab.flows.cli import main
-from trimtab.flows.compare_config import METHODS, configs_of_seeds
-from trimtab.flows.config import Arm, ConfigError
-from trimtab.flows.plan import make_plan
-from trimtab.flows.plan_text import plan_text
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import Run
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.compare_config import METHODS, configs_of_seeds
+from trimtab.flows.config.config import Arm, ConfigError
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import Run
+from trimtab.flows.runs.plan import make_plan
+from trimtab.flows.runs.plan_text import plan_text
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.specs import StageSpec
 

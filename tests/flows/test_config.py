@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows.cli import main
-from trimtab.flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
-from trimtab.flows.overrides import (
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.config import ConfigError, RunConfig, load_config, seeded, vanilla
+from trimtab.flows.config.overrides import (
     RoundChanges,
     RunChanges,
     apply_changes,
     format_overrides,
     parse_overrides,
 )
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.config.recipes import RECIPES, recipe_named
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig

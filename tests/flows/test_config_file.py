@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.flows.cli import main
-from trimtab.flows.commands import recipe_and_changes
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import apply_changes
-from trimtab.flows.recipes import RECIPES, recipe_named
-from trimtab.flows.yaml_loader import load_yaml
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.commands import recipe_and_changes
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.recipes import RECIPES, recipe_named
+from trimtab.flows.config.yaml_loader import load_yaml
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.flows.config import ConfigError
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import Plan, PlanRow, make_plan
-from trimtab.flows.plan_text import plan_text
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs.plan import Plan, PlanRow, make_plan
+from trimtab.flows.runs.plan_text import plan_text
 from trimtab.models.estimates.machine import Machine
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.flows.command import trimtab
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.training.data import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]

@@ -18,7 +18,10 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from prefect.workers.process import ProcessWorker
 
 from tests.flows.malformed import malformed
-from trimtab.flows.config import ConfigError
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.form import OFTEN, as_served
+from trimtab.flows.config.overrides import FIELDS, apply_changes, parse_overrides
+from trimtab.flows.config.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.deploy import (
     ENGINE,
     HEARTBEATS,
@@ -32,9 +35,6 @@ from trimtab.flows.deploy import (
     notices,
     with_image,
 )
-from trimtab.flows.form import OFTEN, as_served
-from trimtab.flows.overrides import FIELDS, apply_changes, parse_overrides
-from trimtab.flows.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.rlhf import rlhf
 from trimtab.tasks.events import ADVANCED
 

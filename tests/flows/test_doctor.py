@@ -10,10 +10,10 @@ from threading import Thread
 
 import pytest
 
-from trimtab.flows import doctor
-from trimtab.flows.cli import main
-from trimtab.flows.doctor import EXTRAS, Line, diagnose
-from trimtab.flows.recipes import RECIPES
+from trimtab.flows.cli import doctor
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.doctor import EXTRAS, Line, diagnose
+from trimtab.flows.config.recipes import RECIPES
 from trimtab.infra.settings import Settings
 from trimtab.models.estimates.machine import Machine
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows.cli import main
-from trimtab.flows.config import RunConfig
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.config import RunConfig
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
 

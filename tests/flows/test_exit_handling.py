@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from tests.ports import free_ports
-from trimtab.flows.cli import main
-from trimtab.flows.exit_handling import WAITING
+from trimtab.flows.cli.cli import main
+from trimtab.flows.runs.exit_handling import WAITING
 
 # As while trainers are stopped at a checkpoint: SIGTERM is in hand.
 DRAINING = """
 import signal, sys, time
-from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.runs.exit_handling import exit_on_signals
 with exit_on_signals("; it goes on"):
     if "drain" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
@@ -32,7 +32,7 @@ with exit_on_signals("; it goes on"):
 # As a library that is loaded and makes an exception of its own of any.
 LOADING = """
 import signal
-from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.runs.exit_handling import exit_on_signals
 with exit_on_signals("; it goes on"):
     with exit_on_signals("; it goes on", at_once=True):
         try:
@@ -44,7 +44,7 @@ with exit_on_signals("; it goes on"):
 INTERRUPTED = """
 import signal, subprocess, sys
 from pathlib import Path
-from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.runs.exit_handling import exit_on_signals
 from trimtab.infra.stack.supervisor import Service, Supervisor
 class Popen(subprocess.Popen):
     def _execute_child(self, *arguments):
@@ -164,7 +164,7 @@ def test_the_pages_are_served_until_ctrl_c(tmp_path: Path) -> None:
     port = free_ports(2)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "trimtab.flows.cli", "ui"),
+            *(sys.executable, "-P", "-m", "trimtab.flows.cli.cli", "ui"),
             *("--port", str(port), "--mlflow-port", str(port + 1)),
         ],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from trimtab.flows.cli import main
-from trimtab.flows.names import name_run
-from trimtab.flows.overrides import apply_changes
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.names import name_run
+from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.infra.report_folders import write_run
 from trimtab.infra.store.store import open_store
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from trimtab.flows.cli import main
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.fields import fields_text, settings_of
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.fields import fields_text, settings_of
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.recipes import RECIPES, recipe_named
 
 
 def test_every_setting_says_what_it_does_and_what_is_allowed() -> None:

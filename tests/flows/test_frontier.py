@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.flows.plan import PlannedRun, PlannedStage
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs.plan import PlannedRun, PlannedStage
 from trimtab.flows.studies.frontier import SWEEPS, frontier
 from trimtab.models.studies.variants import STRENGTHS
 

@@ -15,14 +15,14 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.flows.direct import submit_directly
-from trimtab.flows import experiment
-from trimtab.flows.config import RunConfig, sections_of
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import make_plan
-from trimtab.flows.plan_layout import size
-from trimtab.flows.plan_text import shown_hours
-from trimtab.flows.recipes import MACHINES, recipe_named
-from trimtab.flows.run import Run
+from trimtab.flows.config.config import RunConfig, sections_of
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import MACHINES, recipe_named
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import Run
+from trimtab.flows.runs.plan import make_plan
+from trimtab.flows.runs.plan_layout import size
+from trimtab.flows.runs.plan_text import shown_hours
 from trimtab.infra.processes.fork_client import close_servers
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.stages.world import word_tokenizer

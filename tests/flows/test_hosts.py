@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.flows import on_gpus_by_name
-from trimtab.flows import experiment
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import PlannedRun, PlannedStage
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import PlannedRun, PlannedStage
 from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import open_store

@@ -10,16 +10,16 @@ import pytest
 
 from tests.models.judge.endpoint import Reply, completion, serving
 from tests.ports import free_ports
-from trimtab.flows.cli import main
-from trimtab.flows.commands import changes_of_audit
-from trimtab.flows.config import RunConfig, load_config
-from trimtab.flows.errors import ConfigError
-from trimtab.flows.judges import judges_of, requests_in_words, require_answers
-from trimtab.flows.names import name_run
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan_text import spending_in_words
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import PlannedStage
+from trimtab.flows.audit.judges import judges_of, requests_in_words, require_answers
+from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.commands import changes_of_audit
+from trimtab.flows.config.config import RunConfig, load_config
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.names import name_run
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline.run import PlannedStage
+from trimtab.flows.runs.plan_text import spending_in_words
 from trimtab.infra.report_folders import write_run
 from trimtab.infra.settings import Settings
 

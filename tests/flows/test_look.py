@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows.cli import main
-from trimtab.flows.look import MAX_ROWS
+from trimtab.flows.audit.look import MAX_ROWS
+from trimtab.flows.cli.cli import main
 from trimtab.infra.store.fetch import FetchError
 
 # modules without type stubs
@@ -181,7 +181,7 @@ def test_the_first_rows_are_read_unless_all_are_asked_for(
 
 def test_nothing_large_is_imported_and_nothing_is_written(folder: Path) -> None:
     code = (
-        "import sys; from trimtab.flows.cli import main; main(['look', 'pairs.jsonl']); "
+        "import sys; from trimtab.flows.cli.cli import main; main(['look', 'pairs.jsonl']); "
         "print(sorted({'torch', 'prefect', 'mlflow', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -210,7 +210,7 @@ def test_what_lies_in_s3_is_brought_here_first(
         (folder / "pairs.jsonl").write_bytes(LINES)
         return folder / "pairs.jsonl"
 
-    monkeypatch.setattr("trimtab.flows.look.fetch", fetch)
+    monkeypatch.setattr("trimtab.flows.audit.look.fetch", fetch)
     status, (found,) = look("s3://mine/pairs.jsonl")
     assert (status, found["pairs"], found["next"][0]) == (
         0,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import commands
 from trimtab.flows import rounds as rounds_module
-from trimtab.flows.cli import main
-from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.names import (
+from trimtab.flows.cli import commands
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.names import (
     MAX_NAME,
     NAME_PATTERN,
     check_free,
@@ -23,8 +23,8 @@ from trimtab.flows.names import (
     name_run,
     registered_model_name,
 )
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import ONLY_FLOW, RECIPES, recipe_named
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
 from trimtab.infra.report_folders import write_run
 from trimtab.infra.settings import Settings

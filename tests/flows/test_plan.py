@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import Plan, make_plan
-from trimtab.flows.plan_layout import size
-from trimtab.flows.plan_text import plan_text
-from trimtab.flows.recipes import MACHINES, recipe_named
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import MACHINES, recipe_named
+from trimtab.flows.runs.plan import Plan, make_plan
+from trimtab.flows.runs.plan_layout import size
+from trimtab.flows.runs.plan_text import plan_text
 from trimtab.models.estimates.machine import GIB, PYTHON_PROCESS, Machine
 from trimtab.models.estimates.shapes import KNOWN_SHAPES
 

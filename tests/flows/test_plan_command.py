@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.flows import checks
-from trimtab.flows.cli import main
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs import checks
 from trimtab.infra.settings import Settings
 
 # `hh-7b` with the whole of every model on one rank.

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.flows.conftest import FINISHED, NAME
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import Plan, PlanRow, make_plan
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs.plan import Plan, PlanRow, make_plan
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import Work

@@ -7,10 +7,10 @@ from math import ceil
 
 import pytest
 
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import Plan, make_plan
-from trimtab.flows.recipes import ONLY_FLOW, RECIPES, recipe_named
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
+from trimtab.flows.runs.plan import Plan, make_plan
 from trimtab.models.estimates.machine import Machine
 
 LARGE = Machine(1, 10**15, 2, False)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.flows import reports
-from trimtab.flows.errors import CommandError, ConfigError
-from trimtab.flows.reports import report_lines, report_page
+from trimtab.flows.cli import reports
+from trimtab.flows.cli.reports import report_lines, report_page
+from trimtab.flows.config.errors import CommandError, ConfigError
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.reports import TrackedReport
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.flows.config import ConfigError, load_config
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.plan import PlannedRun, PlanRow, make_plan
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.config import ConfigError, load_config
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs.plan import PlannedRun, PlanRow, make_plan
 from trimtab.flows.studies.registry import ARMS
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.studies.variants import JUDGES_RIGHT

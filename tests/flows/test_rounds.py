@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trimtab.flows import rounds as rounds_module
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.rounds import LineageError, champion_of
 from trimtab.infra.tracking.registry import Version
 from trimtab.models.data.records import ArtifactRef

@@ -15,12 +15,12 @@ from prefect import Task, flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.flows.prefect_api import ask
-from trimtab.flows import lifecycle
-from trimtab.flows.config import ConfigError
-from trimtab.flows.names import name_run
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import Run
-from trimtab.flows.runner import ThreadRunner, task_runner
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.names import name_run
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline.run import Run
+from trimtab.flows.pipeline.runner import ThreadRunner, task_runner
+from trimtab.flows.runs import lifecycle
 from trimtab.models import specs
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import RewardModelConfig, StrengthConfig

@@ -17,7 +17,7 @@ import pytest
 from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded
-from trimtab.flows.exit_handling import WAITING
+from trimtab.flows.runs.exit_handling import WAITING
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

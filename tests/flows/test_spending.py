@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from trimtab.flows import experiment
-from trimtab.flows.compare_config import configs_of_seeds
-from trimtab.flows.config import RunConfig
-from trimtab.flows.overrides import apply_changes
-from trimtab.flows.plan_text import spending_in_words
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import PlannedStage, Run
+from trimtab.flows.config.compare_config import configs_of_seeds
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import PlannedStage, Run
+from trimtab.flows.runs.plan_text import spending_in_words
 from trimtab.infra.settings import Settings
 from trimtab.models.config.base import deciding
 from trimtab.models.config.judge import JudgeAnswersConfig

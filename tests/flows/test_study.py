@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import pytest
 
-from trimtab.flows.config import ConfigError
-from trimtab.flows.exhibits import find_exhibits
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import Run, SharedRun
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline.run import Run, SharedRun
 from trimtab.flows.studies.registry import ARMS
 from trimtab.flows.study import read_all
 from trimtab.models.specs import StageSpec

@@ -19,9 +19,9 @@ import pytest
 from tests.flows.command import from_store, trimtab
 from tests.flows.direct import submit_directly
 from trimtab.flows import study as flow
-from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.run import SharedRun
+from trimtab.flows.config.overrides import apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline.run import SharedRun
 from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.fork_client import close_servers
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of

@@ -24,9 +24,9 @@ from tests.tools.supported_models import (
     write_config,
     write_tokenizer,
 )
-from trimtab.flows.cli import main
-from trimtab.flows.config import RunConfig
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.counted import main as counted

@@ -13,15 +13,15 @@ import pytest
 from prefect.exceptions import Pause
 from pydantic import ValidationError
 
-from trimtab.flows import lifecycle, suspension
-from trimtab.flows.checks import refuse_suspension
-from trimtab.flows.cli import main
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.names import name_run
-from trimtab.flows.outcomes import OUTCOMES
-from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides
-from trimtab.flows.recipes import recipe_named
-from trimtab.flows.suspension import ChampionApproval, LabelReview, ask, require_resumable
+from trimtab.flows.cli.cli import main
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.names import name_run
+from trimtab.flows.config.overrides import RoundChanges, apply_changes, parse_overrides
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs import lifecycle, suspension
+from trimtab.flows.runs.checks import refuse_suspension
+from trimtab.flows.runs.outcomes import OUTCOMES
+from trimtab.flows.runs.suspension import ChampionApproval, LabelReview, ask, require_resumable
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import Approval, RegisteredRun

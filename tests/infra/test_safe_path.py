@@ -61,7 +61,7 @@ def _assert_safe(path: Path) -> None:
 @pytest.mark.slow
 def test_prefect_s_commands_and_the_flow_runs_of_workers_have_one(elsewhere: Path) -> None:
     _prefect("--version")
-    command = [sys.executable, *ENGINE.split()[1:-1], "trimtab.flows.config"]
+    command = [sys.executable, *ENGINE.split()[1:-1], "trimtab.flows.config.config"]
     subprocess.run(command, check=True)
 
 

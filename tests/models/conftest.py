@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.flows.recipes.synthetic import smoke
+from trimtab.flows.config.recipes.synthetic import smoke
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.specs import SPECS
 

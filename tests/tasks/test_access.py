@@ -13,8 +13,8 @@ import pytest
 from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
-from trimtab.flows.config import RunConfig, load_config
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.config.config import RunConfig, load_config
+from trimtab.flows.config.recipes import RECIPES, recipe_named
 from trimtab.infra.access import AccessError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import Store, open_store

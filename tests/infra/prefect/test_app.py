@@ -16,9 +16,9 @@ import pytest
 import requests
 
 from tests.ports import free_ports
-from trimtab.flows import lifecycle
-from trimtab.flows.names import name_run
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.names import name_run
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.runs import lifecycle
 from trimtab.infra.prefect.app import CREATES, MAX_BODY, MAX_CREATED, RUN_TAGS, fault_of
 
 LEASE = "00000000-0000-0000-0000-000000000000"

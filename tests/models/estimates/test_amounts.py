@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.conftest import run_stage
-from trimtab.flows.recipes.synthetic import smoke
+from trimtab.flows.config.recipes.synthetic import smoke
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.estimates.amounts import ASSUMED_PAIRS, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.shapes import PlanError

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tests.models.estimates.conftest import kept_bytes
-from trimtab.flows.recipes.synthetic import default, smoke
+from trimtab.flows.config.recipes.synthetic import default, smoke
 from trimtab.models.config.training import LoraConfig, ModelConfig, TrainerConfig
 from trimtab.models.estimates.memory import kept_activations
 from trimtab.models.estimates.shapes import (

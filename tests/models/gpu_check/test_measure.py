@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trimtab.flows.recipes import recipe_named
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.gpu_check import correctness, speed

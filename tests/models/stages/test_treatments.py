@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.models.conftest import run_stage
-from trimtab.flows.recipes import RecipeName, recipe_named
+from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.reward import ranking_losses

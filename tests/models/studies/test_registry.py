@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prefect.utilities.callables import parameter_schema
 
-from trimtab.flows.cli import main
+from trimtab.flows.cli.cli import main
 from trimtab.flows.studies.registry import ARMS
 from trimtab.flows.study import study
 from trimtab.models.config.data import WORLD_VERSION

@@ -1,0 +1,1 @@
+"""What `trimtab audit` and `trimtab look` have beside a run."""

@@ -1,0 +1,166 @@
+"""The judges of a label audit before it starts: as the command names them, whether they answer, and
+how much they will be asked."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trimtab.flows.audit.budget import amount_of
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.explain import short
+from trimtab.flows.config.names import settings_of
+from trimtab.flows.runs.checks import first_pairs
+from trimtab.flows.runs.plan_layout import tokens
+from trimtab.infra.report_folders import read_run
+from trimtab.infra.settings import Settings
+from trimtab.models import counts
+from trimtab.models.config.judge import MAX_NAME, EndpointConfig
+from trimtab.models.estimates.stages.sampling import asked_tokens
+from trimtab.models.packages import PACKAGED_MODELS
+
+# MODEL@URL; a model's name may hold an @, too.
+_AT_ADDRESS = re.compile(r"(?P<model>.+?)@(?P<url>[A-Za-z][A-Za-z0-9+.-]*://.*)")
+ALLOWED = (
+    "MODEL@URL of an OpenAI-compatible address (qwen3@http://localhost:8000/v1), or a packaged "
+    "model, folder or hub id"
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# In which an endpoint must be there, its host's name being looked up; it may take longer to answer.
+SECONDS_TO_ANSWER, SECONDS_IN_ALL = 1.2, 1.8
+MOST_LISTED = 5
+SETTING = "ensemble.judges"
+
+
+def judges_of(given: Sequence[str], max_pairs: int | None) -> list[dict[str, Any]]:
+    """The judges that a command line names, as settings; ConfigError where one names none.
+
+    Each has the name of its model, with a number where there are several of one name.
+    """
+    found: list[dict[str, Any]] = []
+    for text in given:
+        at = _AT_ADDRESS.fullmatch(text)
+        if at is not None:
+            judge: dict[str, Any] = {"endpoint": {"model": at["model"], "base_url": at["url"]}}
+        elif _is_local(text):
+            judge = {"local_model": text}
+        else:
+            raise ConfigError(f"--judge: found {short(text)}; allowed: {ALLOWED}")
+        name = _name(at["model"] if at else text, [each["name"] for each in found])
+        found.append({"name": name, "judge": judge, "max_pairs": max_pairs})
+    return found
+
+
+def _is_local(text: str) -> bool:
+    is_path = text.startswith((".", "~", "/")) or Path(text).is_dir()
+    return text in PACKAGED_MODELS or is_path or _HUB_ID.fullmatch(text) is not None
+
+
+def _name(model: str, taken: Sequence[str]) -> str:
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    stem = re.sub(r"[^a-z0-9_.-]+", "-", last).strip("-_.") or "judge"
+    name, number = stem[:MAX_NAME].strip("-_."), 1
+    while name in taken:
+        number += 1
+        end = f"-{number}"
+        name = stem[: MAX_NAME - len(end)].strip("-_.") + end
+    return name
+
+
+def require_answers(config: RunConfig, settings: Settings) -> list[str]:
+    """Notes on judges behind endpoints, each of which is asked for the names of its models.
+
+    ConfigError where nobody answers at an address, or a key is refused. Not asked are those of an
+    earlier audit of the same pairs, whose votes are in the store, those whose key is in a block,
+    and any where stages run on a cluster.
+    """
+    asked = {
+        each.name: endpoint
+        for each in config.ensemble.judges
+        if (endpoint := each.judge.endpoint) is not None and endpoint.key_block is None
+    }
+    if not asked or settings.dask is not None or _has_votes(config, settings):
+        return []
+    found: dict[str, str | None] = {}
+    mistakes = {
+        name: f"{endpoint.base_url}: no answer in {SECONDS_IN_ALL:g} s"
+        for name, endpoint in asked.items()
+    }
+
+    def look(name: str, endpoint: EndpointConfig) -> None:
+        from trimtab.models.judge.budget import Budget
+        from trimtab.models.judge.client import Endpoint, EndpointError
+
+        try:
+            listed = Endpoint(endpoint, Budget()).models(SECONDS_TO_ANSWER)
+        except EndpointError as error:
+            mistakes[name] = str(error)
+        else:
+            found[name] = _unlisted(endpoint, listed)
+            del mistakes[name]
+
+    # One that looks up a host's name may hang: it is not waited for.
+    threads = [threading.Thread(target=look, args=each, daemon=True) for each in asked.items()]
+    until = time.monotonic() + SECONDS_IN_ALL
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if mistakes:
+        lines = dict.fromkeys(mistakes.copy().values())
+        raise ConfigError("\n".join(f"{SETTING}: {line}" for line in lines))
+    return [note for note in found.values() if note is not None]
+
+
+def _unlisted(endpoint: EndpointConfig, listed: list[str] | None) -> str | None:
+    if not listed or endpoint.model in listed:
+        return None
+    others = ", ".join(map(short, listed[:MOST_LISTED])) + (
+        ", ..." if len(listed) > MOST_LISTED else ""
+    )
+    return f"{endpoint.base_url} does not list the model {endpoint.model!r}; it lists {others}"
+
+
+def _has_votes(config: RunConfig, settings: Settings) -> bool:
+    """Whether an earlier run that is reported had the same judges vote on the same pairs."""
+
+    def deciding(found: Any) -> dict[str, Any]:
+        return {
+            path: value
+            for path, value in found.items()
+            if path == SETTING or path == "seed" or path.startswith("preferences.")
+        }
+
+    ours = deciding(settings_of(config))
+    reports = settings.home / "reports"
+    runs = map(read_run, reports.iterdir()) if reports.is_dir() else ()
+    return any(deciding(run.get("settings", {})) == ours for run in runs)
+
+
+def requests_in_words(config: RunConfig) -> Iterator[str]:
+    """How much each judge will be asked, a line each."""
+    if not config.ensemble.judges:
+        return
+    look = first_pairs(config)
+    amount = amount_of(config, look) if look is not None and look.pairs else None
+    for each in config.ensemble.judges:
+        endpoint = each.judge.endpoint
+        where = f"at {endpoint.base_url}" if endpoint else "in this process"
+        whose = f"judge {each.name} {where}"
+        if amount is None:
+            yield f"{whose}: how many pairs it will be asked about is not known beforehand"
+            continue
+        pairs = counts.num_taken(amount.pairs, each.max_pairs)
+        requests = pairs * counts.NUM_ORDERS * counts.answers_per_question(each.judge)
+        shown = round(amount.pair_tokens * pairs / max(amount.pairs, 1))
+        whole = asked_tokens(each.judge, pairs, shown)
+        limit = f"; {endpoint.limits_in_words}" if endpoint and endpoint.is_limited else ""
+        yield (
+            f"{whose}: {requests:,} requests, {pairs:,} pairs in both orders, at most about "
+            f"{tokens(whole)} tokens{limit}"
+        )

@@ -1,0 +1,786 @@
+"""The `trimtab` command: its command line, and what its commands have in common.
+
+What a command does is imported when it is called: help, completion and most mistakes load no more
+than Typer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+import webbrowser
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version as installed_version
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
+
+from trimtab.flows import FLOWS
+from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
+from trimtab.flows.runs.exit_handling import exit_on_closed_output, exit_on_signals
+from trimtab.infra.settings import Settings, SettingsError
+
+# Headings of the help.
+RUN, PREPARE, READ, OPERATE = "Run", "Before a run", "Read results", "Operate"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (2: the command or configuration is wrong)."""
+    if "_TRIMTAB_COMPLETE" in os.environ:  # the shell asks how a command line may go on
+        app(prog_name="trimtab")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
+    with exit_on_signals(), exit_on_closed_output():
+        try:
+            with command.make_context("trimtab", given or ["--help"]) as context:
+                return int(command.invoke(context) or 0)
+        except typer.Exit as end:
+            return end.exit_code
+        except (ConfigError, SettingsError) as error:
+            for line in str(error).splitlines():
+                print(f"trimtab: {line}", file=sys.stderr)
+            return 2
+        except typer.TyperException as error:
+            print(f"trimtab: {_usage_mistake(error)}", file=sys.stderr)
+            return 2
+        except CommandError as error:
+            print(f"trimtab: {error}", file=sys.stderr)
+            return 1
+
+
+def _usage_mistake(error: typer.TyperException) -> str:
+    """One line: the mistake, and whose help to read."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    names = [each.info_name for each in (context and context.parent, context) if each]
+    return f"{message}. See {' '.join(names or ['trimtab'])} --help"
+
+
+class Commands(TyperGroup):
+    """Help with commands under headings; an unknown command's error names the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As Typer's own, but for the message."""
+        if args[0] not in self.commands:
+            ctx.fail(unknown_name("command", args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """A section for each heading."""
+        commands: Any = self.commands.values()
+        for heading, some in groupby(commands, key=lambda each: each.rich_help_panel):
+            with formatter.section(heading):
+                formatter.write_dl([(each.name, each.get_short_help_str(80)) for each in some])
+
+
+class ManyValues(TyperCommand):
+    """A command whose options that are lists take several values each.
+
+    `--seeds 0 1 2`, `--seeds 0,1,2` and `--seeds 0 --seeds 1 --seeds 2` are the same.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's own, which takes an option once a value."""
+        lists = {name for each in self.params if each.multiple for name in each.opts}
+        return super().parse_args(ctx, list(_once_a_value(args, lists)))
+
+
+def _once_a_value(arguments: Sequence[str], lists: Container[str]) -> Iterator[str]:
+    """The command line with `--seeds=0 --seeds=1` in place of `--seeds 0 1` or `--seeds 0,1`."""
+    rest = list(arguments)
+    while rest:
+        name, is_joined, value = rest.pop(0).partition("=")
+        if name not in lists:
+            yield f"{name}{is_joined}{value}"
+            continue
+        values = [value] if is_joined else list(takewhile(_is_value, rest))
+        del rest[: 0 if is_joined else len(values)]
+        yield from [f"{name}={each}" for some in values for each in some.split(",")] or [name]
+
+
+def _is_value(text: str) -> bool:
+    """Whether it may be one of an option's several values: neither option nor override."""
+    return not text.startswith("-") and "=" not in text
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Stable RLHF as a workflow: noisy human preferences in, a steadier policy out.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,  # boxes and colours for people only
+    pretty_exceptions_enable=False,  # they show local variables, which may hold secrets
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"trimtab {installed_version('trimtab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and stop."
+        ),
+    ] = False,
+) -> None:
+    """Options of `trimtab` itself."""
+
+
+def _start(*, is_written: bool = True) -> Settings:
+    """Read the settings and prepare the environment; make the home folder if `is_written`."""
+    settings = Settings.from_env()
+    prepare_environment(settings)
+    if is_written:
+        make_home(settings)
+    return settings
+
+
+def prepare_environment(settings: Settings) -> None:
+    """Keep Prefect's files below the home folder, and switch its telemetry off.
+
+    Must run before Prefect is imported. Variables that are already set are kept.
+    """
+    for name, value in {
+        "PREFECT_HOME": str(settings.home / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def make_home(settings: Settings) -> None:
+    """Create the home folder; SettingsError where it cannot be written."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(settings.home, os.W_OK | os.X_OK) else "no permission to write"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise SettingsError(
+            f"TRIMTAB_HOME is {settings.home}, which cannot be written ({problem}); allowed: a "
+            "folder that exists, or can be created, and that you may write to"
+        )
+
+
+def _recipes() -> list[str]:
+    from trimtab.flows.config.recipes import RECIPES
+
+    return list(RECIPES)
+
+
+def _fields() -> list[tuple[str, str]]:
+    from trimtab.flows.config.config import RunConfig
+    from trimtab.flows.config.paths import fields_of
+
+    return [(f"{path}=", field.description or "") for path, field in fields_of(RunConfig)]
+
+
+def _arms() -> list[str]:
+    from trimtab.flows.config.config import Arm
+
+    return list(get_args(Arm))
+
+
+def _known_flow(name: str) -> str:
+    if name not in FLOWS:
+        raise ConfigError(f"--flow: {unknown_name('flow', name, FLOWS)}")
+    return name
+
+
+def _above_zero(value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return value
+
+
+RecipeIfNamed = Annotated[
+    str | None,
+    Argument(
+        metavar="recipe",
+        autocompletion=_recipes,
+        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+        "--config the file may name it.",
+    ),
+]
+RecipeOrModel = Annotated[
+    str,
+    Argument(autocompletion=_recipes, help="Recipe or registered model whose champion to use."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="field=value",
+        autocompletion=_fields,
+        help="Settings to change, e.g. ppo.kl_coef=0.1.",
+    ),
+]
+Flow = Annotated[
+    str,
+    Option(
+        callback=_known_flow,
+        autocompletion=lambda: list(FLOWS),
+        help=f"Part of the experiment: {', '.join(FLOWS)}.",
+    ),
+]
+Arms = Annotated[
+    list[str] | None,
+    Option(
+        metavar="ARM",
+        autocompletion=_arms,
+        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
+    ),
+]
+# Of an audit.
+Columns = Annotated[
+    str | None,
+    Option(
+        metavar="chosen=A,rejected=B",
+        help="What the files call the columns, where they have no form that is known: prompt, "
+        "chosen, rejected, and others.",
+    ),
+]
+Votes = Annotated[
+    list[str] | None,
+    Option(
+        metavar="FILE",
+        help="Votes that you have already, one more voter each: id, chosen_score and "
+        "rejected_score, or id and vote. May be given several times.",
+    ),
+]
+RewardModels = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODEL",
+        help="A reward model that you have, one more voter each: a folder or hub id with one "
+        "label, in safetensors. May be given several times.",
+    ),
+]
+Judges = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODEL@URL",
+        help="A language model that compares the answers, one more voter each: an "
+        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+        "or hub id. May be given several times.",
+    ),
+]
+JudgePairs = Annotated[
+    int | None, Option(min=1, metavar="N", help="Let judges compare only N of the pairs.")
+]
+Encoder = Annotated[
+    str | None,
+    Option(
+        metavar="MODEL",
+        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+        "multilingual one; by default MiniLM, which reads English.",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    Option(
+        metavar="TIME",
+        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+        "estimated to fit.",
+    ),
+]
+Review = Annotated[
+    str | None,
+    Option(
+        "--apply",
+        metavar="REVIEW",
+        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+    ),
+]
+Baseline = Annotated[
+    Path | None,
+    Option(
+        metavar="AUDITED",
+        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
+    ),
+]
+FailOver = Annotated[
+    float | None,
+    Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+    ),
+]
+MaxRefused = Annotated[
+    float | None,
+    Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+        "with --fail-over, else any share passes.",
+    ),
+]
+Seeds = partial(Option, metavar="N")
+Days = partial(Option, callback=_above_zero, metavar="DAYS")
+Port = partial(Option, min=1, max=65535)
+
+
+@app.command(cls=ManyValues, rich_help_panel=RUN)
+def run(  # noqa: PLR0913 - an argument is an option of the command
+    recipe: RecipeIfNamed = None,
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="YAML or JSON with settings to change, or all, as --print-config prints them.",
+        ),
+    ] = None,
+    flow: Flow = "rlhf",
+    arms: Arms = None,
+    seeds: Annotated[
+        list[int] | None,
+        Seeds(help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        Option(help="Name of the run; by default made of recipe, seed, data and changes."),
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print stages, tokens, steps and memory, and stop.")
+    ] = False,
+    print_config: Annotated[
+        bool, Option("--print-config", help="Print the configuration as JSON, and stop.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="With --dry-run: the plan as JSON.")] = False,
+    gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
+    gpu_memory: Annotated[
+        float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
+    ] = None,
+) -> None:
+    """Run a recipe, or print its plan or its configuration."""
+    from trimtab.flows.cli import commands
+
+    settings = _start(is_written=not (dry_run or print_config))
+    if dry_run and print_config:
+        raise ConfigError("found --dry-run and --print-config; allowed: one of them")
+    if as_json and not dry_run:
+        raise ConfigError("found --json without --dry-run; allowed: together")
+    if (gpus, gpu_memory) != (None, None) and (not dry_run or None in (gpus, gpu_memory)):
+        raise ConfigError(
+            f"found --gpus {gpus}, --gpu-memory {gpu_memory}, --dry-run {dry_run}; allowed: "
+            "--gpus and --gpu-memory together, and only with --dry-run"
+        )
+    recipe, changes = commands.recipe_and_changes(recipe, config, overrides or ())
+    request = commands.parse_request(recipe, changes, flow, arms, seeds, name, settings)
+    if print_config:
+        print(request.config.model_dump_json(indent=1))
+    elif dry_run:
+        machine = commands.machine_of_plan(recipe, gpus, gpu_memory, settings)
+        commands.print_plan(request, machine, as_json=as_json)
+    else:
+        commands.run_recipe(request, settings)
+
+
+@app.command(rich_help_panel=RUN)
+def audit(  # noqa: PLR0913 - an argument is an option of the command
+    files: Annotated[
+        list[str],
+        Argument(
+            metavar="FILE...",
+            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
+            "change, e.g. preferences.max_pairs=5000.",
+        ),
+    ],
+    columns: Columns = None,
+    votes: Votes = None,
+    reward_model: RewardModels = None,
+    judge: Judges = None,
+    judge_pairs: JudgePairs = None,
+    encoder: Encoder = None,
+    budget: Budget = None,
+    name: Annotated[
+        str | None, Option(help="Name of the run; by default made of the files and the changes.")
+    ] = None,
+    review: Review = None,
+    fail_over: FailOver = None,
+    max_refused: MaxRefused = None,
+    baseline: Baseline = None,
+    is_json: Annotated[
+        bool, Option("--json", help="Print the numbers as one JSON object, and nothing else.")
+    ] = False,
+) -> int:
+    """Find the labels that look wrong in files of preference pairs; no model has to be named."""
+    from trimtab.flows.audit.audit_gate import gate_of_audit
+    from trimtab.flows.audit.judges import judges_of
+    from trimtab.flows.cli import commands
+
+    settings = _start()
+    sources, overrides = commands.files_and_overrides(files)
+    changes = commands.changes_of_audit(
+        sources,
+        overrides,
+        columns,
+        review,
+        scores=votes,
+        reward_models=reward_model,
+        judges=judges_of(judge or (), judge_pairs),
+    )
+    changes = commands.with_budget(changes, budget, settings)
+    changes = commands.change_encoder(changes, encoder)
+    request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
+    found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
+    gate = gate_of_audit(found, fail_over, max_refused)
+    if is_json:
+        asked = (fail_over, max_refused) != (None, None)
+        print(json.dumps(found | ({"gate": asdict(gate)} if asked else {}), indent=1))
+    for why in gate.reasons:
+        print(f"trimtab: {why}", file=sys.stderr)
+    return gate.status
+
+
+@app.command(cls=ManyValues, rich_help_panel=RUN)
+def study(
+    paper: Annotated[
+        str,
+        Argument(
+            help="A paper: part-1, part-2 or advantage-model. Or a study of our own: methods, "
+            "rlaif, human-votes or constants."
+        ),
+    ],
+    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3, or all.")],
+    overrides: Overrides = None,
+    scale: Annotated[
+        str,
+        Option(autocompletion=_recipes, help="Recipe of the runs."),
+    ] = "default",
+    seeds: Annotated[
+        list[int] | None, Seeds(help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4.")
+    ] = None,
+) -> None:
+    """Reproduce a table or figure of the papers over several seeds."""
+    from trimtab.flows.cli import commands
+
+    _start()
+    commands.run_study(paper, exhibit, scale, seeds or [2, 3, 4], overrides or ())
+
+
+@app.command(rich_help_panel=RUN)
+def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
+    """Run one more MetaRM round from a recipe's champion."""
+    from trimtab.flows.cli import commands
+
+    _start()
+    commands.next_round(recipe, overrides or ())
+
+
+@app.command(rich_help_panel=RUN)
+def stage(
+    job: Annotated[
+        Path,
+        Argument(metavar="JOB", help="A job file: stage, config, inputs, workdir, and gpus."),
+    ],
+) -> None:
+    """Run one stage by hand, without Prefect.
+
+    Stopped and run again, it goes on from its checkpoint.
+    """
+    from trimtab.flows.cli.by_hand import run_stage
+
+    run_stage(job)
+
+
+@app.command(rich_help_panel=PREPARE)
+def recipes() -> None:
+    """List the recipes: what each is, its memory, how long it takes."""
+    from trimtab.flows.cli.doctor import recipes_text
+
+    print(recipes_text(_start(is_written=False)))
+
+
+@app.command(rich_help_panel=PREPARE)
+def fields(
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="WORD", help="Section, setting, or words of its description."),
+    ] = None,
+    recipe: Annotated[
+        str, Option(autocompletion=_recipes, help="Recipe whose values to print.")
+    ] = "default",
+) -> None:
+    """List settings: what each does, its value in a recipe, and what is allowed."""
+    from trimtab.flows.cli.fields import fields_text
+    from trimtab.flows.config.recipes import recipe_named
+
+    print(fields_text(words or [], recipe_named(recipe)))
+
+
+@app.command(rich_help_panel=PREPARE)
+def doctor() -> int:
+    """Say what this machine can run, and what is missing.
+
+    The exit status is 1 if something that runs would need is missing.
+    """
+    # Prefect warns if our home folder, which this command does not make, does not exist.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+    from trimtab.flows.cli.doctor import diagnose, doctor_text
+
+    found = diagnose(_start(is_written=False))
+    print(doctor_text(found))
+    return int(any(line.mark == "missing" for lines in found.values() for line in lines))
+
+
+@app.command(rich_help_panel=PREPARE)
+def look(
+    files: Annotated[
+        list[str],
+        Argument(
+            metavar="FILE...",
+            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings of "
+            "preferences to change.",
+        ),
+    ],
+    columns: Columns = None,
+    form: Annotated[
+        str | None,
+        Option("--format", metavar="NAME", help="The form of the rows, in place of telling it."),
+    ] = None,
+    is_all: Annotated[
+        bool, Option("--all", help="Read all rows; by default the first 5,000 of each source.")
+    ] = False,
+    is_json: Annotated[
+        bool, Option("--json", help="Print it as one JSON object, with whole texts.")
+    ] = False,
+) -> int:
+    """Say which form files of preference pairs have, how their rows are read, what is missing.
+
+    The exit status is 2 if one cannot be read.
+    """
+    from trimtab.flows.audit.look import MAX_ROWS, look_at, look_text
+    from trimtab.flows.cli import commands
+
+    _start(is_written=False)
+    found = look_at(
+        commands.preferences_of(files, columns, form), max_rows=None if is_all else MAX_ROWS
+    )
+    is_readable = all(values["is_readable"] for values in found)
+    if is_json:
+        print(json.dumps({"is_readable": is_readable, "files": found}, indent=1))
+    else:
+        print(look_text(found))
+    return 0 if is_readable else 2
+
+
+@app.command("gpu-check", cls=ManyValues, rich_help_panel=PREPARE)
+def gpu_check(
+    minutes: Annotated[
+        float,
+        Option(callback=_above_zero, help="Time for all parts; what does not fit is left out."),
+    ] = 10,
+    out: Annotated[
+        Path, Option(metavar="DIR", help="Folder for results.json, log.txt and two timelines.")
+    ] = Path("gpu-check"),
+    pairs: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Preference pairs to train on; by default made up, as long as HH's.",
+        ),
+    ] = None,
+    part: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Only this part and what it needs.")
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        Option("--rehearse", help="On the CPU with tiny models, as where there is no GPU."),
+    ] = False,
+    peers: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Wheels of TRL to compare with, 1.10 for PPO; by default what is installed.",
+        ),
+    ] = None,
+) -> None:
+    """Check a GPU: right numbers, speed, memory; and TRL beside it.
+
+    Part by part, in ten minutes. The exit status is 1 if a part failed, 3 if nothing failed in a
+    rehearsal.
+    """
+    from trimtab.flows.cli.by_hand import check_gpu
+
+    check_gpu(minutes, out, pairs, part or (), rehearse, peers)
+
+
+@app.command(rich_help_panel=READ)
+def report(
+    run: Annotated[
+        str | None, Argument(help="Bring this run's report here, if an MLflow server has it.")
+    ] = None,
+    is_opened: Annotated[
+        bool, Option("--open", help="Open the report in a browser: the run's, or the newest.")
+    ] = False,
+) -> None:
+    """List the reports, the newest last: of this home folder, and of an MLflow server."""
+    from trimtab.flows.cli.reports import report_lines, report_page
+
+    settings = _start(is_written=False)
+    if run is None:
+        for line in report_lines(settings):
+            print(line)
+    page = report_page(settings, run) if run is not None or is_opened else None
+    if run is not None:
+        print(page)
+    if is_opened and page:
+        webbrowser.open(page.as_uri())
+
+
+@app.command(rich_help_panel=READ)
+def compare(
+    runs: Annotated[list[str], Argument(help="Names of runs, e.g. default-seed0 default-seed1.")],
+) -> None:
+    """Print finished runs side by side as Markdown.
+
+    Shows the settings in which they differ. Runs that differ only in their seed are averaged.
+    """
+    from trimtab.infra.report_folders import read_run
+    from trimtab.models.reporting.run_tables import comparison
+
+    reports = _start(is_written=False).home / "reports"
+    cards, summaries, settings = [], [], []
+    for name in runs:
+        if not (reports / name / "scorecard.json").is_file():
+            raise ConfigError(f"no scorecard in {reports / name}; `trimtab report` lists runs")
+        cards.append(json.loads((reports / name / "scorecard.json").read_text()))
+        if "claims" not in cards[-1]:
+            raise ConfigError(f"{name} is the page of a comparison or study, not of a single run")
+        summaries.append(json.loads((reports / name / "summary.json").read_text()))
+        about = read_run(reports / name)
+        settings.append({"flow": about["flow"], **about["settings"]} if about else {})
+    print(comparison(runs, cards, summaries, settings))
+
+
+@app.command(rich_help_panel=READ)
+def export(
+    run: Annotated[str, Argument(help="Name of a finished run: `trimtab report` lists them.")],
+    role: Annotated[
+        str,
+        Argument(help="policy, reward_model, advantage_model, ensemble, pairs, or another role."),
+    ],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="Folder to write; a new one.")],
+    push: Annotated[
+        str | None,
+        Option(metavar="REPO", help="Also upload it to this repository of the Hub, private."),
+    ] = None,
+) -> None:
+    """Write a run's policy, scorers or cleaned pairs to a folder, with a card."""
+    from trimtab.flows.cli import export as exporting
+
+    print(exporting.export(run, role, to, push, _start(is_written=False)))
+
+
+@app.command(rich_help_panel=READ)
+def papers(
+    into: Annotated[
+        Path | None,
+        Option(help="Write papers.md there, and a page for each paper to papers/."),
+    ] = None,
+) -> None:
+    """Print all finished studies in Markdown, a table for each paper."""
+    from trimtab.models.studies.papers import all_tables, cards_below, write_pages
+
+    reports = _start(is_written=False).home / "reports"
+    if into is None:
+        print(all_tables(cards_below(reports)), end="")
+    else:
+        print(write_pages(reports, into))
+
+
+@app.command(rich_help_panel=READ)
+def ui(
+    host: Annotated[str, Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, Port(help="Prefect's port.")] = 4200,
+    mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
+) -> None:
+    """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
+    from trimtab.flows.cli.ui import serve_pages
+
+    serve_pages(_start(), host, port, mlflow_port)
+
+
+@app.command(rich_help_panel=OPERATE)
+def deploy(
+    gpus: Annotated[
+        int, Option(min=1, help="GPU slots: GPUs that all stages may hold at once.")
+    ] = 1,
+    pool_type: Annotated[
+        Literal["process", "kubernetes"], Option(help="Type of the work pool.")
+    ] = ("process"),
+    notify: Annotated[
+        str | None,
+        Option(
+            metavar="TYPE/NAME",
+            help="Prefect block to notify of failures, collapses and new champions, "
+            "e.g. slack-webhook/alerts.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        Option(metavar="NAME:TAG", help="Image of flow runs on Kubernetes; the pool's if unset."),
+    ] = None,
+) -> None:
+    """Make or update deployments, GPU slots and notices on a Prefect server."""
+    from trimtab.flows.cli import commands
+
+    _start()
+    commands.deploy_flows(gpus, pool_type, notify, image)
+
+
+@app.command(rich_help_panel=OPERATE)
+def rollback(
+    recipe: RecipeOrModel,
+    version: Annotated[
+        str | None, Argument(help="Version number; by default the champion before the current one.")
+    ] = None,
+) -> None:
+    """Make an earlier version champion again."""
+    from trimtab.flows.cli import commands
+
+    _start()
+    commands.roll_back_champion(recipe, version)
+
+
+@app.command(rich_help_panel=OPERATE)
+def clean(
+    delete: Annotated[bool, Option("--delete", help="Remove what is listed.")] = False,
+    reports_days: Annotated[
+        float, Days(help="Keep what reports of the last DAYS days were made of.")
+    ] = 90.0,
+    idle_days: Annotated[
+        float, Days(help="Keep what was written in the last DAYS days, as a run may be using it.")
+    ] = 7.0,
+) -> None:
+    """List artifacts and checkpoints that no report needs; with --delete, remove them."""
+    from trimtab.flows.cli.clean import clean
+
+    _start()
+    clean(reports_days, idle_days, is_deleted=delete)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

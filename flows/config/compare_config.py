@@ -1,0 +1,47 @@
+"""The parameters of a comparison: arms, seeds, and changes to all of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimtab.flows.config.config import Arm, ConfigError, RunConfig
+from trimtab.flows.config.names import RunName, name_run_over_seeds
+from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
+from trimtab.flows.config.recipes import recipe_named
+
+METHODS: tuple[Arm, ...] = (
+    *("vanilla", "ppo_max_rm", "ppo_max_am", "full"),
+    *("dpo", "cpl", "best_of_n", "rejection_sampling", "rejection_sampling_ppo", "rest", "hir"),
+)
+SEEDS = (2, 3, 4)
+# Arms and seeds are given by themselves, and there are no rounds.
+_FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
+
+
+class CompareChanges(ExplainedChanges, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
+    """Settings that all runs of a comparison change in their recipe."""
+
+
+def configs_of_seeds(
+    recipe: str,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    changes: CompareChanges | Mapping[str, Any] | None,
+) -> list[RunConfig]:
+    """A configuration for each seed; ConfigError for repeated arms or seeds."""
+    for name, given in (("arms", arms), ("seeds", seeds)):
+        if len(set(map(str, given))) < len(given):
+            raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
+    config = apply_changes(recipe_named(recipe), changes, CompareChanges)
+    return [apply_changes(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
+
+
+def comparison_name(
+    config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
+) -> RunName:
+    """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
+    usual = {"seeds": SEEDS, "arms": METHODS}
+    return name_run_over_seeds(
+        config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given
+    )

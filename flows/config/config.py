@@ -1,0 +1,655 @@
+"""The run's configuration: every stage's settings in one validated tree.
+
+Recipes (`trimtab.flows.config.recipes`) are whole configurations; a run changes some fields of one
+(`trimtab.flows.config.overrides`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.config.explain import explain, short
+from trimtab.models.config.base import (
+    LARGEST_SEED,
+    RunSeed,
+    deciding,
+    last_part,
+    require_different,
+)
+from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from trimtab.models.config.judge import (
+    AILabelsConfig,
+    JudgeAnswersConfig,
+    JudgePreferencesConfig,
+    VotingJudgeConfig,
+)
+from trimtab.models.config.policy import (
+    BestOfNConfig,
+    ConstitutionConfig,
+    CPLConfig,
+    DPOConfig,
+    HIRLoop,
+    PPOConfig,
+    RehearsalConfig,
+    RejectionSamplingLoop,
+    RestLoop,
+)
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import (
+    POLICY,
+    AdvantageModelConfig,
+    CrossFittedConfig,
+    EmbeddingModelConfig,
+    MetaRMConfig,
+    RelabelConfig,
+    RewardModelConfig,
+)
+from trimtab.models.config.sampling import SamplerConfig
+from trimtab.models.config.training import SFTConfig, TrainerConfig
+from trimtab.models.counts import layer_of_vectors
+
+Arm = Literal[
+    "vanilla",
+    "ppo_max_rm",
+    "ppo_max_am",
+    "full",
+    "ppo_max_ensemble",
+    "ppo_max_safety",
+    "ppo_max_no_sft",
+    "dpo",
+    "cpl",
+    "best_of_n",
+    "rejection_sampling",
+    "rejection_sampling_ppo",
+    "rest",
+    "hir",
+    "rlaif_direct",
+]
+Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
+# Sizes of attention heads for which vLLM has a kernel on every device.
+VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+# The most that is added to a stage's seed, for its member, round, answers and random streams.
+MAX_OFFSET = 2_000_000
+# Sections that say how a run goes on, and not what comes out.
+NOT_COUNTED = {"suspend"}
+# Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
+NUM_JUDGES = 3
+
+
+class Section(BaseModel):
+    """Base of the run's own sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class EnsembleConfig(Section):
+    """The reward-model ensemble that votes on every pair."""
+
+    size: int = Field(
+        5,
+        ge=2,
+        le=100,
+        description="M, the number of reward models in each vote; the second to the fourth "
+        "also judge policies [RM: 10]",
+    )
+    votes: tuple[Vote, ...] = Field(
+        ("in_sample",),
+        min_length=1,
+        description="Votes to take; the first decides the labels. embedding_models: no reward "
+        "model is trained for it; the models of `embedding_models` vote, each weighted by what it "
+        "tells of the labels (the flow label-audit alone, and no vote beside it)",
+    )
+    self_test_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Vote once more on a copy of the pairs of which this share of the labels was "
+        "turned round on purpose, to measure how many wrong labels the vote finds "
+        "(votes=embedding_models)",
+    )
+    scores: tuple[str, ...] = Field(
+        (),
+        max_length=100,
+        description="Files of votes that you have already, each one more voter: rows with a pair's "
+        "`id` or `line`, and `chosen_score` and `rejected_score`, or one `vote`, positive where "
+        "the label is right (votes=embedding_models)",
+    )
+    reward_models: tuple[str, ...] = Field(
+        (),
+        max_length=100,
+        description="Reward models that you have, each one more voter: folders or hub ids of "
+        "AutoModelForSequenceClassification with one label, in safetensors "
+        "(votes=embedding_models)",
+    )
+    judges: tuple[VotingJudgeConfig, ...] = Field(
+        (),
+        max_length=20,
+        description="Language models that compare the answers of the pairs, each one more voter "
+        "(votes=embedding_models)",
+    )
+    cross_fitted: CrossFittedConfig | None = Field(
+        None,
+        description="Reward models that vote beside embedding models (votes=embedding_models); "
+        "none: no such",
+    )
+    member: RewardModelConfig = RewardModelConfig()
+
+    @model_validator(mode="after")
+    def _external_voters_can_be_named(self) -> Self:
+        """The page names each by the last part of its path, or by its name."""
+        if self.cross_fitted is not None and not self.embedding_models_vote:
+            raise ValueError(
+                f"cross_fitted must be none where votes is {', '.join(self.votes)}, found one: "
+                "votes=cross_fitted is a vote of reward models alone"
+            )
+        for name, given in (
+            ("scores", [last_part(each) for each in self.scores]),
+            ("reward_models", [last_part(each) for each in self.reward_models]),
+            ("judges", [each.name for each in self.judges]),
+        ):
+            require_different(name, given)
+            if given and not self.embedding_models_vote:
+                raise ValueError(
+                    f"{name} must be empty where votes is {', '.join(self.votes)}, found "
+                    f"{', '.join(given)}: they vote beside embedding models"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_at_one_endpoint_have_one_limit(self) -> Self:
+        """They spend together (`trimtab.tasks.judges`)."""
+        limits: dict[str, str] = {}
+        for each in self.judges:
+            if (endpoint := each.judge.endpoint) is not None:
+                known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
+                if known != endpoint.limits_in_words:
+                    raise ValueError(
+                        f"judges at one endpoint must have the same limits, found "
+                        f"{known or 'none'} and {endpoint.limits_in_words or 'none'} for "
+                        f"{endpoint.model}: they spend together"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _votes_differ(self) -> Self:
+        require_different("votes", self.votes)
+        if "embedding_models" in self.votes and len(self.votes) > 1:
+            raise ValueError(
+                f"votes must be embedding_models alone or without it, found {', '.join(self.votes)}"
+            )
+        if self.self_test_share and not self.embedding_models_vote:
+            raise ValueError(
+                f"self_test_share must be 0 where votes is {', '.join(self.votes)}, found "
+                f"{self.self_test_share}; preferences.flip_share plants flips for reward models"
+            )
+        return self
+
+    @property
+    def embedding_models_vote(self) -> bool:
+        """Whether embedding models vote, and no reward models."""
+        return "embedding_models" in self.votes
+
+
+class RoundsConfig(Section):
+    """Iterated MetaRM rounds with a promotion rule."""
+
+    max_rounds: int = Field(
+        2,
+        ge=1,
+        le=100,
+        description="Largest number of rounds; PPO-max of the arm `full` is round 1",
+    )
+    promote: Literal["by_judgement", "always"] = Field(
+        "by_judgement",
+        description="Whether a round is promoted if it wins on the validation prompts, or always; "
+        "`always` runs every round, as in the paper's table 2",
+    )
+    meta_rm: MetaRMConfig = MetaRMConfig()
+    meta_rm_from: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="First round whose scorer is a MetaRM; 1, as in the paper: the arm `full` is "
+        "optimised against the Advantage Model after MetaRM on SFT's answers",
+    )
+    meta_rm_start: Literal["previous", "advantage_model"] = Field(
+        "previous",
+        description="The scorer that MetaRM starts from: that of the round before, which has then "
+        "seen the pairs once a round, or the Advantage Model in every round",
+    )
+
+
+class SuspendConfig(Section):
+    """Where a deployed run ends its process and waits until a person answers."""
+
+    for_label_review: bool = Field(
+        False,
+        description="Suspend the run once its labels are audited, until a person has answered with "
+        "verdicts on pairs; they count as those of relabel.review",
+    )
+    for_champion_approval: bool = Field(
+        False,
+        description="Suspend the run before its policy becomes champion in MLflow's registry, the "
+        "first or in place of another, until a person approves or rejects it",
+    )
+    timeout_hours: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Hours to wait for each answer; after them the run is Failed, and can be "
+        "started again; none: no end",
+    )
+
+
+class RunConfig(Section):
+    """One experiment. Without `preferences.sources` it runs in the synthetic world."""
+
+    recipe: str = Field("default", description="Name of the recipe this started from")
+    seed: RunSeed = Field(
+        0,
+        description="Another number repeats the experiment with other random draws; 1,000 times it "
+        "is added to each stage's own seed",
+    )
+    world: WorldConfig = WorldConfig()
+    comparisons: ComparisonsConfig = ComparisonsConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
+    sft: SFTConfig = SFTConfig()
+    constitution: ConstitutionConfig | None = Field(
+        None,
+        description="Constitutional SFT: a model revises the SFT policy's answers, and SFT learns "
+        "the revisions; none: plain SFT",
+    )
+    ensemble: EnsembleConfig = EnsembleConfig()
+    cache_trunk: bool = Field(
+        True,
+        description="Where trainable_layers is set: store the frozen layers' output for all pairs "
+        "(4 bytes a token and hidden unit), so that scorers do not each compute it",
+    )
+    judge_preferences: JudgePreferencesConfig | None = Field(
+        None, description="Let a judge model compare the pairs; none: no judge"
+    )
+    ai_labels: AILabelsConfig | None = Field(
+        None, description="Train on the judge's labels (RLAIF); none: on people's"
+    )
+    relabel: RelabelConfig = RelabelConfig()
+    embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
+        (),
+        max_length=5,
+        description="Preference models on vectors of the answers, as baselines of the reward "
+        "models or to vote on the labels (ensemble.votes): linear on the policy's hidden states, "
+        "linear on and nearest by sentence embeddings, on style alone, ratings of answers that "
+        "recur, at most one of each",
+    )
+    reward_model: RewardModelConfig = RewardModelConfig()
+    advantage_model: AdvantageModelConfig = AdvantageModelConfig()
+    rehearsal: RehearsalConfig = RehearsalConfig()
+    ppo: PPOConfig = PPOConfig()
+    dpo: DPOConfig = DPOConfig()
+    cpl: CPLConfig = CPLConfig()
+    best_of_n: BestOfNConfig = BestOfNConfig()
+    rejection_sampling: RejectionSamplingLoop = RejectionSamplingLoop()
+    rest: RestLoop = RestLoop()
+    hir: HIRLoop = HIRLoop()
+    arms: tuple[Arm, ...] = Field(
+        ("vanilla", "full"),
+        min_length=1,
+        description="Policies to train; MetaRM rounds start from `full`, and need it",
+    )
+    rounds: RoundsConfig = RoundsConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    judges: tuple[JudgeAnswersConfig, ...] = Field(
+        (),
+        max_length=100,
+        description="Judge models that compare the policies in the flow `compare`",
+    )
+    suspend: SuspendConfig = SuspendConfig()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the run draws its own world instead of reading people's preferences."""
+        return not self.preferences.sources
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over all that decides its results."""
+        return hashlib.sha256(self.model_dump_json(exclude=NOT_COUNTED).encode()).hexdigest()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_can_be_kept(cls, values: Any) -> Any:
+        """No database and no file name takes a NUL, and no file half a surrogate pair."""
+        wrong = [
+            f"{path} must be text without NUL and lone surrogates, found {short(text)}"
+            for path, text in _texts(values)
+            if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text)
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return values
+
+    @model_validator(mode="after")
+    def _embedding_models_differ(self) -> Self:
+        found = [each.name for each in self.embedding_models]
+        if len(set(found)) < len(found):
+            raise ValueError(
+                f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
+                "states_linear (encoder=policy or a packaged language model), embedding_linear, "
+                "embedding_nearest, style and ratings, one each"
+            )
+        if self.ensemble.embedding_models_vote and not found:
+            raise ValueError(
+                "embedding_models must name some where ensemble.votes is embedding_models, found "
+                "none"
+            )
+        return self
+
+    @property
+    def needs_policy(self) -> bool:
+        """Whether a label audit needs a language model."""
+        has_policy = any(each.encoder == POLICY for each in self.embedding_models)
+        asks = self.judge_preferences is not None
+        return self.is_synthetic or not self.ensemble.embedding_models_vote or has_policy or asks
+
+    @model_validator(mode="after")
+    def _reward_models_read_dialogues(self) -> Self:
+        """Prompts that a base model's chat template has written have no turns that can be told."""
+        base, given = self.sft.model.base, self.ensemble.reward_models
+        if base is not None and given:
+            raise ValueError(
+                f"sft.model.base must be none with ensemble.reward_models, found {base!r}: its "
+                "chat template would write the prompts, which a reward model reads by its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_are_in_range(self) -> Self:
+        """Every stage's seed, after `seeded`, is one that numpy and scikit-learn accept."""
+        allowed = LARGEST_SEED - MAX_OFFSET - 1000 * self.seed
+        wrong = {path: seed for path, seed in _seeds(self) if seed > allowed}
+        if wrong:
+            path, seed = max(wrong.items(), key=lambda each: each[1])
+            raise ValueError(
+                f"{path} must be at most {allowed} where seed is {self.seed}, found {seed}: 1000 "
+                "times seed is added to it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _model_has_the_layers(self) -> Self:
+        model = self.sft.model
+        if model.base is None:
+            check_layers(self, model.num_layers)
+            _check_lengths(self)
+            samplers = sampled_by_vllm(self)
+            if samplers and model.head_size not in VLLM_HEADS:
+                raise ValueError(
+                    "sft.model.hidden_size / sft.model.num_heads must be one of "
+                    f"{', '.join(map(str, VLLM_HEADS))} where {samplers[0]} is given, found "
+                    f"{model.head_size}: vLLM has no attention for others"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _arms_differ(self) -> Self:
+        require_different("arms", self.arms)
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.needs_policy and not self.is_synthetic and self.sft.model.base is None:
+            raise ValueError(
+                "preferences.sources is given but sft.model.base is not: real text needs a base "
+                "model (a folder, a hub id, or `smollm2-135m-instruct`)"
+            )
+        if not self.is_synthetic and self.advantage_model.use_importance_weights:
+            raise ValueError(
+                "advantage_model.use_importance_weights must be false with preferences.sources, "
+                "found true: the policies that wrote people's comparisons are not known"
+            )
+        if self.is_synthetic and self.preferences.demonstrations:
+            raise ValueError(
+                "preferences.demonstrations must be empty without preferences.sources, found "
+                f"{list(self.preferences.demonstrations)}: the synthetic world has its own"
+            )
+        for name, prompts in (
+            ("ppo.prompts", self.ppo.prompts),
+            ("rounds.meta_rm.prompts", self.rounds.meta_rm.prompts),
+        ):
+            if not self.is_synthetic and prompts != "policy":
+                raise ValueError(
+                    f"{name} must be policy with preferences.sources, found {prompts}: only the "
+                    "synthetic world has a held-out family"
+                )
+        reviser = self.constitution and self.constitution.revise.judge
+        if not self.is_synthetic and reviser and reviser.gold_accuracy is not None:
+            raise ValueError(
+                "constitution.revise.judge.gold_accuracy must be none with preferences.sources, "
+                f"found {reviser.gold_accuracy}: gold knows the synthetic world only: give "
+                "endpoint or local_model"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _some_are_held_out(self) -> Self:
+        given = self.preferences
+        if not self.ensemble.embedding_models_vote and 0 in (
+            given.validation_share,
+            given.test_share,
+        ):
+            raise ValueError(
+                "preferences.validation_share and preferences.test_share must be above 0 unless "
+                "ensemble.votes is embedding_models, found "
+                f"{given.validation_share:g} and {given.test_share:g}: scorers and policies are "
+                "measured on these pairs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_can_judge(self) -> Self:
+        names = [each.name for each in self.judges]
+        if len(set(names)) < len(names):
+            raise ValueError(f"judges must have different names, found {', '.join(names)}")
+        for path, judges in (("judges", self.judges), ("ensemble.judges", self.ensemble.judges)):
+            gold = [each.name for each in judges if each.judge.gold_accuracy is not None]
+            if gold and not self.is_synthetic:
+                raise ValueError(
+                    f"{path}.judge.gold_accuracy must be none with preferences.sources, found it "
+                    f"for {', '.join(gold)}: gold knows the synthetic world only"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_have_a_judge(self) -> Self:
+        judged = self.judge_preferences
+        if self.ai_labels is not None and (judged is None or "train" not in judged.splits):
+            raise ValueError(
+                "judge_preferences must name a judge of the split train where ai_labels is given, "
+                f"found {'none' if judged is None else f'splits {judged.splits}'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _arms_have_their_scorers(self) -> Self:
+        if "ppo_max_ensemble" in self.arms and self.ensemble.size < NUM_JUDGES + 2:
+            raise ValueError(
+                f"ensemble.size must be at least {NUM_JUDGES + 2} for the arm ppo_max_ensemble, "
+                f"found {self.ensemble.size}: it scores by the members that do not judge"
+            )
+        if "ppo_max_safety" in self.arms and not self.ppo.scoring.safety_categories:
+            raise ValueError(
+                "ppo.scoring.safety_categories must name categories of pairs for the arm "
+                "ppo_max_safety, found none: its two reward models are trained on these and others"
+            )
+        if "rlaif_direct" in self.arms and self.ppo.scoring.judge is None:
+            raise ValueError(
+                "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
+            )
+        return self
+
+
+def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """The configuration and each of its sections, each with the prefix of its fields' paths."""
+    yield above, config
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        several = value if isinstance(value, tuple) else (value,)
+        for each in several:
+            if isinstance(each, BaseModel):
+                yield from sections_of(each, f"{above}{name}.")
+
+
+def sampled_by_vllm(config: RunConfig) -> list[str]:
+    """The paths of the settings that let a stage sample with vLLM."""
+    sections = sections_of(config)
+    samplers = [(path, each) for path, each in sections if isinstance(each, SamplerConfig)]
+    return [f"{path}vllm" for path, each in samplers if each.vllm is not None]
+
+
+def _seeds(config: RunConfig) -> Iterator[tuple[str, int]]:
+    """The seeds of the stages, by path."""
+    for path, section in sections_of(config):
+        if path and "seed" in type(section).model_fields:
+            yield f"{path}seed", getattr(section, "seed")  # noqa: B009  (not of every section)
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in plain values, by path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, f"{path}.{index}")
+
+
+def check_layers(config: RunConfig, num_layers: int) -> None:
+    """ValueError with all `layer_mistakes`."""
+    if mistakes := list(layer_mistakes(config, num_layers)):
+        raise ValueError("; ".join(mistakes))
+
+
+def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
+    """Where more layers are to be trained than the base model has, and vectors of a layer that it
+    does not have or that fine-tuning changes."""
+    trained = {
+        f"{path}trainable_layers": section.trainable_layers
+        for path, section in sections_of(config)
+        if isinstance(section, TrainerConfig) and section.trainable_layers is not None
+        # These have a base model of their own.
+        if not path.startswith("ensemble.cross_fitted.")
+    }
+    wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
+    if wrong:
+        yield (
+            f"trainable_layers must be at most the {num_layers} layers of the model, found "
+            f"{', '.join(wrong)}"
+        )
+    readers = ("ensemble.", "reward_model.", "advantage_model.", "rounds.", "dpo.", "cpl.")
+    whole = [
+        path
+        for path, number in trained.items()
+        if number == num_layers and path.startswith(readers)
+    ]
+    if whole and config.cache_trunk:
+        yield (
+            f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
+            f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
+            "train all layers"
+        )
+    yield from _vector_mistakes(config, num_layers)
+
+
+def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
+    """A policy fine-tuned on the chosen answers of all pairs knows them: what is learned from its
+    hidden states would not be of pairs unseen."""
+    sft = config.sft
+    tells = not config.is_synthetic and sft.fine_tune and not config.preferences.demonstrations
+    frozen = max(0, num_layers - (sft.train.trainable_layers or num_layers))
+    for index, model in enumerate(config.embedding_models):
+        if model.encoder != POLICY:
+            continue
+        layer = layer_of_vectors(model.layer, num_layers)
+        if layer > num_layers:
+            yield (
+                f"embedding_models.{index}.layer must be at most the {num_layers} layers of the "
+                f"model, found {layer}"
+            )
+        elif tells and layer > frozen:
+            fewer = f"sft.train.trainable_layers={num_layers - layer} or less, "
+            yield (
+                f"embedding_models.{index} takes the output of layer {layer}, but fine-tuning on "
+                f"the chosen answers leaves only the lower {frozen} as they are: set its layer to "
+                f"at most that, {fewer if layer < num_layers else ''}"
+                "sft.fine_tune=false, or preferences.demonstrations"
+            )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """ValueError where a model from scratch cannot hold an answer with its end and some prompt."""
+    longest = {
+        f"{path}max_new_tokens": getattr(section, "max_new_tokens")  # noqa: B009  (of some)
+        for path, section in sections_of(config)
+        if "max_new_tokens" in type(section).model_fields
+    }
+    path = max(longest, key=longest.__getitem__)
+    if config.sft.model.max_length < longest[path] + 2:
+        raise ValueError(
+            f"sft.model.max_length must be at least {longest[path] + 2} where {path} is "
+            f"{longest[path]}, found {config.sft.model.max_length}"
+        )
+
+
+def require_flow(config: RunConfig, flow: str | None) -> None:
+    """ConfigError for a flow that needs reward models where embedding models vote instead."""
+    if config.ensemble.embedding_models_vote and flow != "label-audit":
+        raise ConfigError(
+            f"ensemble.votes is {', '.join(config.ensemble.votes)}: no reward models are trained, "
+            f"which the flow {flow or 'of this command'} needs; allowed: the flow label-audit, or "
+            "ensemble.votes=in_sample"
+        )
+
+
+def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
+    """A stage's configuration with its seed moved to the run's: members and rounds by `offset`."""
+    return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
+
+
+def vanilla(ppo: PPOConfig) -> PPOConfig:
+    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
+
+    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
+    """
+    return ppo.model_copy(
+        update={
+            "score_treatment": "raw",
+            "score_clip": None,
+            "normalise_advantages": False,
+            "advantage_clip": None,
+            "kl_coef": 0.0,
+            "kl_target": None,
+            "ratio_denominator": "sampling",
+            "entropy_coef": 0.0,
+            "entropy_clip": None,
+            "value_clip": None,
+            "critic_pretrain_steps": 0,
+            "warmup_fraction": 0.1,
+            "ptx_coef": 0.0,
+            "rehearsal_coef": 0.0,
+            "guard": ppo.guard.model_copy(update={"action": "warn"}),
+        }
+    )
+
+
+def load_config(values: dict[str, Any]) -> RunConfig:
+    """Validate a configuration given as plain values; all mistakes are reported at once."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, RunConfig)) from None

@@ -1,0 +1,356 @@
+"""Names of runs: recipe and seed, data, and the settings that differ from the recipe.
+
+    default-seed0                                a recipe as it is
+    default-seed1-ppo.kl_coef=0.05               one setting changed
+    hh-smollm2-seed0-my-3f2a9c12                 your own files: name, sha256 of their contents
+    smoke-seed0-ensemble.size=5-4e07408c         too much to say: the first changes, sha256 of all
+    default-seed0-label-audit                    another flow than `rlhf`
+    audit-my-3f2a9c12-columns.prompt=Question    a recipe for one flow, whose subject is the files:
+                                                 no flow, no usual seed, no `preferences.`
+
+Reports and the runs of MLflow and Prefect have this name. It stands for the configuration: two that
+differ do not share one, and one configuration always has the same. What policies compete for has a
+name as well, the registered model of all runs on the same data (`registered_model_name`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trimtab.flows import FLOWS
+from trimtab.flows.config.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
+from trimtab.flows.config.overrides import format_overrides
+from trimtab.flows.config.paths import leaves, value_at
+from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES
+from trimtab.infra.report_folders import NameTakenError, check_owner
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import digest_of, is_remote
+from trimtab.models.judge.constitutions import PACKAGED
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
+MAX_NAME = 150
+GivenName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
+
+MAX_CHANGES = 60  # characters of a name that say what is changed
+MAX_STEM = 24  # of a file's name
+NUM_HEX = 8  # of a sha256
+# Options of `trimtab audit` that stand for settings; --columns stands for those that begin so.
+COLUMNS = "preferences.columns."
+AUDIT_OPTIONS = {
+    "ensemble.scores": "--votes",
+    "ensemble.reward_models": "--reward-model",
+    "relabel.review": "--apply",
+}
+# Settings that name files, whose contents count and not where they lie.
+FILES = ("sources", "demonstrations", "scores", "review", "constitution")
+DATA = ("preferences.sources", "preferences.demonstrations")
+# Settings that decide the pairs, the SFT policy and who judges; the rest is what competes.
+JUDGED_ON = ("world", "comparisons", "preferences", "sft", "constitution", "ai_labels", "evaluate")
+
+
+@dataclass(frozen=True)
+class RunName:
+    """A run's name; `configuration` is the one it has by default. settings: by path, of all, with
+    the contents of files; files: by path as they were given, of the settings that name files.
+    command: makes the run again, with its files where they were; empty for a run that is not of
+    `trimtab run` or `trimtab audit`."""
+
+    name: str
+    configuration: str
+    flow: str
+    settings: Mapping[str, Any]
+    files: Mapping[str, Any]
+    command: str
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the report's folder keeps of it."""
+        return {
+            "name": self.name,
+            "configuration": self.configuration,
+            "flow": self.flow,
+            "settings": dict(self.settings),
+            "files": dict(self.files),
+        }
+
+
+def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
+    """The name of a run of one configuration: the one `given`, or that of the configuration."""
+    part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else f"-{flow}"
+    return _named(f"{_of_seed(config)}{part}", given, flow, config, settings_of(config))
+
+
+def name_run_over_seeds(
+    config: RunConfig,
+    flow: str,
+    chosen: Mapping[str, Any],
+    usual: Mapping[str, Any],
+    given: str | None = None,
+) -> RunName:
+    """The name of a run over several seeds, `chosen` with it: only what is not `usual` shows."""
+    changes = {name: value for name, value in chosen.items() if list(value) != list(usual[name])}
+    changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
+    parts = [flow, config.recipe, data_name(config), _said(changes)]
+    settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
+    name = "-".join(filter(None, parts))
+    return _named(name, given, flow, config, {**settings, **chosen})
+
+
+def _named(
+    configuration: str,
+    given: str | None,
+    flow: str,
+    config: RunConfig,
+    settings: Mapping[str, Any],
+) -> RunName:
+    if given is not None and not (re.fullmatch(NAME_PATTERN, given) and len(given) <= MAX_NAME):
+        raise ConfigError(
+            f"name: found {given!r}, allowed are up to {MAX_NAME} letters, digits and . _ = + -, "
+            "the first a letter or a digit"
+        )
+    name = RunName(given or configuration, configuration, flow, settings, _files(config), "")
+    return dataclasses.replace(name, command=_command(config, name))
+
+
+def check_free(name: RunName, settings: Settings) -> None:
+    """Raise ConfigError where the name has the report of another configuration already."""
+    try:
+        check_owner(settings.home / "reports" / name.name, name.configuration)
+    except NameTakenError as error:
+        raise ConfigError(str(error)) from None
+
+
+def registered_model_name(config: RunConfig) -> str:
+    """The registered model that a run's policies are versions of, and may become champion of.
+
+    `trimtab-policy-<recipe>`; with another seed, data, or settings of what the policies are judged
+    on, these too: pairs, SFT and judges must be the same for one champion to follow another.
+    """
+    seed = f"seed{config.seed}" if config.seed != _recipe(config).seed else ""
+    ours, usual = _judged_on(config), _judged_on(_recipe(config))
+    parts = ["trimtab-policy", _safe(config.recipe), seed, data_name(config)]
+    if ours != usual:
+        parts.append(_digest(ours))
+    return "-".join(filter(None, parts))
+
+
+def _judged_on(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide how policies are judged, without seed and data."""
+    values = {name: _plain(config)[name] for name in JUDGED_ON}
+    values["preferences"] = {
+        name: value
+        for name, value in values["preferences"].items()
+        if f"preferences.{name}" not in DATA
+    }
+    ensemble = _plain(config)["ensemble"]
+    return values | {
+        "labels": _plain(config)["judge_preferences"] if config.ai_labels else None,
+        "judges": [ensemble["member"], ensemble["votes"][0]],
+        "num_judges": min(NUM_JUDGES, config.ensemble.size - 1),
+    }
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """All settings that count for results by dotted path; a file is `<name> <sha256>`."""
+    counted = {name: own for name, own in _plain(config).items() if name not in NOT_COUNTED}
+    return dict(leaves(counted))
+
+
+def _files(config: RunConfig) -> dict[str, Any]:
+    """The settings by dotted path that name files of this machine, as they were given."""
+    given = dict(leaves(config.model_dump(mode="json")))
+    return {
+        path: given[path] for path, value in settings_of(config).items() if given[path] != value
+    }
+
+
+def reviewed_name(name: RunName, config: RunConfig) -> RunName:
+    """The name of a run whose configuration has come to hold a person's review."""
+    name = dataclasses.replace(name, settings=settings_of(config))
+    return dataclasses.replace(name, command=_command(config, name))
+
+
+def _command(config: RunConfig, name: RunName) -> str:
+    """The command that makes a run of this configuration again."""
+    if name.flow not in FLOWS:
+        return ""
+    usual, given = settings_of(_recipe(config)), dict(leaves(config.model_dump(mode="json")))
+    # Sections in a list, such as judges, each without its own defaults.
+    brief = dict(leaves(config.model_dump(mode="json", exclude_defaults=True)))
+    changes = {
+        path: brief.get(path, given[path])
+        for path, value in name.settings.items()
+        if path in given and path != "recipe" and usual.get(path, ...) != value
+    }
+    options = [] if name.name == name.configuration else ["--name", name.name]
+    if config.recipe == "audit":
+        return shlex.join(["trimtab", "audit", *_words_of_audit(changes), *options])
+    kind = [] if name.flow == "rlhf" else ["--flow", name.flow]
+    if name.flow == "compare":
+        for option in ("arms", "seeds"):
+            kind += [f"--{option}", ",".join(map(str, name.settings[option]))]
+        changes.pop("arms", None)
+    return shlex.join(
+        ["trimtab", "run", config.recipe, *kind, *options, *format_overrides(changes)]
+    )
+
+
+def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
+    """Files, options and settings of `trimtab audit`, of changes by path."""
+    left = dict(changes)
+    words = [str(each) for each in left.pop("preferences.sources", ())]
+    columns = {path: own for path, own in changes.items() if path.startswith(COLUMNS)}
+    if columns and not any("," in own for own in columns.values()):
+        named = [f"{path.removeprefix(COLUMNS)}={left.pop(path)}" for path in columns]
+        words += ["--columns", ",".join(named)]
+    for path, option in AUDIT_OPTIONS.items():
+        value = left.pop(path, ())
+        for each in [value] if isinstance(value, str) else value:
+            words += [option, str(each)]
+    return words + format_overrides(left)
+
+
+def data_name(config: RunConfig) -> str:
+    """Names and sha256 of the run's own data; nothing where it is the recipe's.
+
+    A file is the run's own whatever its name: a recipe does not know its contents.
+    """
+    ours, usual = (_data(_plain(each)) for each in (config, _recipe(config)))
+    given = [*config.preferences.sources, *config.preferences.demonstrations]
+    if ours == usual and not any(map(_is_local, given)):
+        return ""
+    if not given:
+        return "synthetic"
+    more = f"+{len(given) - 1}" if len(given) > 1 else ""
+    return f"{_stem(given[0])}{more}-{_digest(ours)}"
+
+
+def _data(values: Mapping[str, Any]) -> list[Any]:
+    return [values["preferences"][path.rpartition(".")[2]] for path in DATA]
+
+
+def _of_seed(config: RunConfig) -> str:
+    changes = {k: v for k, v in _changes(config).items() if k != "seed"}
+    seed = f"seed{config.seed}"
+    if config.recipe in ONLY_FLOW:
+        changes = {path.removeprefix("preferences."): own for path, own in changes.items()}
+        seed = seed if config.seed != _recipe(config).seed else ""
+    parts = [_safe(config.recipe), seed, data_name(config), _said(changes)]
+    return "-".join(filter(None, parts))
+
+
+def _recipe(config: RunConfig) -> RunConfig:
+    return RECIPES.get(config.recipe, RunConfig)()
+
+
+def _changes(config: RunConfig) -> dict[str, Any]:
+    """Settings by path that are not as in the recipe, but data, which is named apart.
+
+    Of a section that the recipe does not have only what differs from the section's own defaults.
+    """
+    ours, usual = (
+        dict(leaves(_plain(each, exclude_defaults=True))) for each in (config, _recipe(config))
+    )
+    found = {}
+    for path in (*ours, *(path for path in usual if path not in ours)):
+        if (
+            path in DATA
+            or path == "recipe"
+            or (path in ours and ours[path] == usual.get(path, ...))
+        ):
+            continue
+        place, value = (path, ours[path]) if path in ours else value_at(_plain(config), path)
+        found[place] = value
+    return found
+
+
+def _plain(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
+    """The configuration as plain values, files as `<name> <sha256>`."""
+    values = config.model_dump(mode="json", exclude_defaults=exclude_defaults)
+    found: dict[str, Any] = _with_contents(values)
+    return found
+
+
+def _with_contents(values: Any, name: str = "") -> Any:
+    if isinstance(values, dict):
+        return {key: _with_contents(value, key) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_with_contents(value, name) for value in values]
+    if name in FILES and isinstance(values, str) and _is_local(values):
+        path = Path(values).expanduser()
+        return f"{path.name} {_content(path)[:16]}"
+    return values
+
+
+def _is_local(source: str) -> bool:
+    if is_remote(source) or source in PACKAGED:
+        return False
+    path = Path(source).expanduser()
+    return path.is_file() or path.is_dir()
+
+
+def _content(path: Path) -> str:
+    """sha256 of a file, read again only if it has changed; of a folder, read always."""
+    seen = path.stat()
+    if path.is_dir():
+        return digest_of(path)
+    return _content_as_seen(path.resolve(), seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache
+def _content_as_seen(path: Path, _size: int, _changed: int) -> str:
+    return digest_of(path)
+
+
+def _said(changes: Mapping[str, Any]) -> str:
+    """The changes as text, up to MAX_CHANGES characters; with a digest if some are left out."""
+    said, is_all = "", True
+    for path, value in changes.items():
+        text, is_exact = _text(value)
+        longer = f"{said}-{path}={text}" if said else f"{path}={text}"
+        if len(longer) > MAX_CHANGES:
+            is_all = False
+            break
+        said, is_all = longer, is_all and is_exact
+    return said if is_all else f"{said}-{_digest(changes)}".lstrip("-")
+
+
+def _text(value: Any) -> tuple[str, bool]:
+    """A value as part of a file name, and whether the text identifies the value uniquely."""
+    if isinstance(value, list) and value and not any(isinstance(v, list | dict) for v in value):
+        texts = [_text(each) for each in value]
+        return "+".join(text for text, _ in texts), all(is_exact for _, is_exact in texts)
+    if isinstance(value, str):
+        is_exact = bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9._]*", value))
+        is_word = value in ("true", "false", "null")
+        return _safe(value.split(" ")[0].rpartition("/")[2]), is_exact and not is_word
+    if value == []:
+        return "none", True
+    if isinstance(value, list | dict):
+        return "other", False
+    return json.dumps(value), True
+
+
+def _stem(source: str) -> str:
+    """A file's name without its folder and its ending."""
+    return _safe(source.rstrip("/").rpartition("/")[2].partition(".")[0]) or "data"
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:MAX_STEM].strip("_")
+
+
+def _digest(values: Any) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_HEX]

@@ -1,0 +1,323 @@
+"""Changes to a recipe: models like its configuration, with every field optional and no defaults.
+
+A flow takes a recipe's name and changes to it. The UI makes a form of both, the REST API validates
+them, the command line writes them as `path.to.field=value`; what is left out stays as it was.
+
+Null is a value where a field may be none, and a mistake elsewhere: JSON has no infinite number, for
+which Prefect stores null. Prefect's check lets null stand for any field that is not required,
+unless the field's schema says `not`. Its forms leave out untouched fields.
+
+How the form looks is in `trimtab.flows.config.form`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
+from pathlib import Path
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, Self, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from trimtab.flows.config.config import ConfigError, RunConfig, load_config
+from trimtab.flows.config.explain import EXPLAINED, explain, explained, short
+from trimtab.flows.config.form import CHANGE, OFTEN, add_often_changed, as_drawn
+from trimtab.flows.config.paths import leaves, merged_changes, nested, section_of, value_at
+
+NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
+# Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
+NOT_NAN: dict[str, Any] = {"not": {"type": "number", "exclusiveMinimum": sys.float_info.max}}
+
+
+class _Changes(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, title=CHANGE, defer_build=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_leaves_a_switch(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields.items()
+        switches = {name for name, field in fields if bool in get_args(field.annotation)}
+        return {k: v for k, v in values.items() if v is not None or k not in switches}
+
+
+class ExplainedChanges(BaseModel):
+    """Base of a flow's `changes`: mistakes in our words, as Prefect's omit what was found.
+
+    Settings that are often changed may be given by their path as well, as the form does.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explains(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return check(_by_section(values))
+        except ValidationError as error:
+            raise explained(error, cls) from None
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(schema)
+        add_often_changed(handler.resolve_ref_schema(found), handler.resolve_ref_schema)
+        return found
+
+
+def _by_section(values: Any) -> Any:
+    """Settings given by their path, `{"ppo.kl_coef": 0.1}`, at their place in the sections."""
+    if not isinstance(values, Mapping):
+        return values
+    by_path = {path: values[path] for path in OFTEN if "." in path and path in values}
+    sections = {name: value for name, value in values.items() if name not in by_path}
+    for path, value in by_path.items():
+        _, other = value_at(sections, path)
+        if other not in (..., value):
+            said = f"{path}: given twice, found {short(value)} and {short(other)}"
+            raise PydanticCustomError(EXPLAINED, "{text}", {"text": said})
+        sections = merged_changes(sections, nested(path, value))
+    return sections
+
+
+def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = "") -> Any:
+    """A model with the fields of `model`, or `only` some by path, all of them optional.
+
+    `above` is what the paths of its fields begin with: their labels in the form are their paths.
+
+    Null is refused except where it is one of a field's values, or where the field is a switch, for
+    which it means the same as not giving it. Sections are such models again.
+    """
+    fields: dict[str, Any] = {}
+    for position, (name, field) in enumerate(model.model_fields.items()):
+        inside = [path.removeprefix(f"{name}.") for path in only if path.startswith(f"{name}.")]
+        if only and name not in only and not inside:
+            continue
+        path = f"{above}{name}"
+        kind: Any = _changes_in(field.annotation, inside, path)
+        for constraint in field.metadata:
+            kind = Annotated[kind, constraint]
+        extra = NOT_NULL
+        if type(None) in get_args(field.annotation):
+            extra = NOT_NAN if _is_number(field.annotation) else {}
+        section = section_of(field)
+        about = field.description or (section and section.__doc__) or ""
+        given: Any = Field(
+            default_factory=lambda: None,
+            title=path,
+            description=about.strip().partition("\n")[0] or None,
+            json_schema_extra=partial(as_drawn, position, extra),
+        )
+        fields[name] = (bool | None if kind is bool else kind, given)
+    return create_model(
+        above.rstrip(".").replace(".", "_") or model.__name__, __base__=_Changes, **fields
+    )
+
+
+def _changes_in(kind: Any, only: Sequence[str], path: str) -> Any:
+    """A field's type, with changes in place of a section, be it optional, or one of several."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return changes_to(kind, only, f"{path}.")
+    if get_origin(kind) is tuple:
+        return GenericAlias(tuple, tuple(_changes_in(each, only, path) for each in get_args(kind)))
+    if isinstance(kind, UnionType):
+        return reduce(or_, (_changes_in(each, only, path) for each in get_args(kind)))
+    return kind
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a field's type is a number, be it optional."""
+    return kind in (int, float) or any(
+        _is_number(each) for each in get_args(kind) if get_origin(kind) is not tuple
+    )
+
+
+# All but the recipe, which is a parameter of its own.
+FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
+
+
+class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
+    """Settings that a run changes in its recipe."""
+
+
+OF_A_ROUND = (
+    "ppo",
+    "rounds.meta_rm",
+    "rounds.promote",
+    "suspend.for_champion_approval",
+    "suspend.timeout_hours",
+)
+
+
+class RoundChanges(ExplainedChanges, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+    """Settings that a round may change in its champion's run, such that both stay comparable."""
+
+
+def apply_changes(
+    config: RunConfig,
+    changes: BaseModel | Mapping[str, Any] | None,
+    kind: type[BaseModel] = RunChanges,
+) -> RunConfig:
+    """The configuration with changes applied; ConfigError names all mistakes at once."""
+    if changes is None:
+        return config
+    if not isinstance(changes, BaseModel):
+        changes = validate_changes(changes, kind)
+    given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
+    values = config.model_dump(mode="json")
+    return load_config(merged_changes(_without_others_categories(values, given), given))
+
+
+def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
+    """Validate changes without a recipe, as the model `kind`; ConfigError names all mistakes."""
+    if "recipe" in changes:
+        raise ConfigError(
+            f"recipe: found {changes['recipe']!r} among the changed settings; allowed: the recipe "
+            "as an argument of its own"
+        )
+    try:
+        return kind.model_validate(changes)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from None
+
+
+def _without_others_categories(
+    values: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Drop the recipe's categories, one per source, if the number of sources changes."""
+    preferences = given.get("preferences", {})
+    sources = preferences.get("sources")
+    if sources is None or "categories" in preferences:
+        return dict(values)
+    old = values["preferences"]
+    fit = len(sources) == len(old["categories"])
+    return {**values, "preferences": {**old, "categories": old["categories"] if fit else []}}
+
+
+def _without_empty(value: Any) -> Any:
+    """Drop empty sections: Prefect's form sends sections that the user left untouched.
+
+    Such a section would otherwise replace a null section, such as `zero`, by one of defaults.
+    """
+    if isinstance(value, list):
+        return [_without_empty(item) for item in value]
+    if isinstance(value, Mapping):
+        inside = {name: _without_empty(item) for name, item in value.items()}
+        return {name: item for name, item in inside.items() if item != {}}
+    return value
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse `path.to.field=value` overrides to nested values; a value is JSON, else plain text."""
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator:
+            raise ConfigError(f"{override!r} is not of the form field=value")
+        changes = merged_changes(changes, nested(path, _value(text)))
+    return _with_lists(changes, RunConfig)
+
+
+def _with_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Settings with a list of one where a list of any length is asked and one value stands.
+
+    For settings that people write; flows take what their schema says.
+    """
+    found = dict(values)
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        kinds, section = [field.annotation, *get_args(field.annotation)], section_of(field)
+        if isinstance(value, dict) and section is not None:
+            found[name] = _with_lists(value, section)
+        is_list = any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds)
+        if is_list and isinstance(value, str | int | float) and not isinstance(value, bool):
+            found[name] = [value]
+    return found
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """The settings in a file of YAML or JSON: a whole configuration, or some settings of one.
+
+    `recipe`, if it is among them, says which recipe they change. ConfigError for a file that cannot
+    be read, with the place of a mistake.
+    """
+    from trimtab.flows.config.yaml_loader import load_yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"--config: found {path}, which cannot be read: {reason}") from None
+    try:
+        found = load_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"--config: {path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(
+            f"--config: found {short(found)} in {path}; allowed: settings by name, as "
+            "`trimtab run RECIPE --print-config` prints them"
+        )
+    return _with_lists(found, RunConfig)
+
+
+def without_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes without those settings that have their usual value."""
+    left = {}
+    for name, value in changes.items():
+        there = usual.get(name, ...)
+        if isinstance(value, dict) and isinstance(there, dict):
+            if inside := without_usual(value, there):
+                left[name] = inside
+        elif value != there:
+            left[name] = value
+    return left
+
+
+def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
+    """Write changes as command line overrides, which `parse_overrides` reads."""
+    if changes is None:
+        return []
+    if isinstance(changes, BaseModel):
+        changes = changes.model_dump(mode="json", exclude_unset=True)
+    return [f"{path}={_text(value)}" for path, value in leaves(_without_empty(changes))]
+
+
+def _text(value: Any) -> str:
+    """A value as text: strings without quotes unless they would parse as JSON."""
+    if isinstance(value, str) and _value(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    """JSON; a list or mapping also without quotes, as YAML has it; else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if not (text.startswith("[") and text.endswith("]")) and not text.startswith("{"):
+            return text
+    from trimtab.flows.config.yaml_loader import load_yaml
+
+    try:
+        return load_yaml(text)
+    except ValueError:
+        return text

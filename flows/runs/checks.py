@@ -1,0 +1,452 @@
+"""Checks before a run starts: its files, their rows, and which packages are installed.
+
+The first rows of each file are read, by the readers that the stages use. Mistakes in later rows
+are found by the stages only; of rows over `preferences.max_tokens` the share is estimated. Files in
+S3 or on the hub are not checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING
+
+from trimtab.flows.config.config import RunConfig, layer_mistakes, sampled_by_vllm, sections_of
+from trimtab.flows.config.errors import ConfigError
+from trimtab.infra.processes.gpus import memory_of, name_of
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import is_remote, is_stored
+from trimtab.models.config.base import last_part
+from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.training import ModelConfig, TrainerConfig
+from trimtab.models.data import (
+    BadRow,
+    Look,
+    PreferenceDataError,
+    PreferenceOptionError,
+    Shaping,
+    Source,
+    SplitError,
+    load_demonstrations,
+    look_through,
+    read_in_words,
+    read_review,
+    read_votes,
+    split_pairs,
+)
+from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
+from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.data.row_reader import check_form
+from trimtab.models.data.token_lengths import share_over_tokens
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
+from trimtab.models.judge.constitutions import (
+    PACKAGED,
+    ConstitutionError,
+    load_constitution,
+    parse_constitution,
+)
+from trimtab.models.packages import PACKAGED_MODELS, folder_of, installation_of
+
+if TYPE_CHECKING:
+    from trimtab.flows.runs.plan import Plan
+
+# Of each source: read in well under a second.
+MAX_ROWS = 5000
+# Shares of the pairs that are over `preferences.max_tokens`: beyond the first a warning, beyond the
+# second, by `preferences.on_bad_rows`, a mistake.
+MANY_TOO_LONG, MOST_TOO_LONG = 0.2, {"quarantine": 0.9, "fail": 0.05}
+
+
+@dataclass
+class Findings:
+    """The findings, one line each.
+
+    mistakes: a run with these would fail. missing: packages or models not installed here, which a
+    plan for another machine does not need. notes: information for the user.
+    """
+
+    mistakes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(
+    config: RunConfig, *, max_rows: int | None = MAX_ROWS, as_option: bool = False
+) -> Findings:
+    """Check a run's configuration and files: `max_rows` of each source, or all rows if None.
+
+    as_option: the command has the option `--columns`, which messages then name.
+    """
+    found = Findings()
+    if not config.is_synthetic:
+        _check_preferences(config, max_rows, found, as_option)
+        _check_demonstrations(config, max_rows, found)
+    _check_reviews_and_votes(config, found)
+    for path, section in sections_of(config):
+        name = getattr(section, "constitution", None)
+        if isinstance(name, str) and name not in PACKAGED:
+            _check_constitution(f"{path}constitution", name, found)
+    check_installed(config, found)
+    return found
+
+
+def check_installed(config: RunConfig, found: Findings) -> None:
+    """Note models and optional packages that are not installed here."""
+    for path, section in sections_of(config):
+        if isinstance(section, ChatModelConfig) and section.local_model is not None:
+            _check_model(f"{path}local_model", section.local_model, found)
+    if config.ensemble.cross_fitted is not None:
+        base = ModelConfig(base=config.ensemble.cross_fitted.base)
+        _check_model("ensemble.cross_fitted.base", config.ensemble.cross_fitted.base, found)
+        _count_layers("ensemble.cross_fitted.base", base, found)
+    for model in config.ensemble.reward_models:
+        _check_model("ensemble.reward_models", model, found)
+        _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
+    for index, each in enumerate(config.embedding_models):
+        if each.encoder in PACKAGED_MODELS:
+            _check_model(f"embedding_models.{index}.encoder", each.encoder, found)
+    if config.sft.model.base is not None:
+        _check_model("sft.model.base", config.sft.model.base, found)
+        _check_layers(config, found)
+    found.missing += dict.fromkeys(_not_installed(config))
+
+
+# Settings that suspend a run.
+REVIEW, APPROVAL = "suspend.for_label_review", "suspend.for_champion_approval"
+
+
+def suspensions_of(config: RunConfig) -> list[str]:
+    """The settings by which a configuration asks that its run waits for a person."""
+    is_asked = {
+        REVIEW: config.suspend.for_label_review,
+        APPROVAL: config.suspend.for_champion_approval,
+    }
+    return [name for name, value in is_asked.items() if value]
+
+
+def refuse_suspension(config: RunConfig) -> None:
+    """ConfigError where a run without a worker would be suspended: nobody could resume it."""
+    for name in suspensions_of(config):
+        instead = "run --flow label-audit first, then with relabel.review=FILE"
+        raise ConfigError(
+            f"{name}: found true, but only a worker resumes a suspended run; allowed: false here, "
+            "or a run of a deployment (docs/how-to/deploy.md)"
+            + (f". To review labels here, {instead}" if name == REVIEW else "")
+        )
+
+
+def _absent(name: str, source: str) -> str:
+    return f"{name}: found nothing at {source!r}; allowed: an existing file or folder, or s3://"
+
+
+def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple[int, Source]]:
+    """The local sources with their index in the list, named as the stage names them."""
+    elsewhere = []
+    for index, source in enumerate(sources):
+        path = Path(source).expanduser()
+        if not is_remote(source) and path.exists():
+            yield index, Source(str(path), name=last_part(source))
+        elif is_remote(source) or looks_like_hub_id(source):
+            elsewhere.append(source)
+        else:
+            found.mistakes.append(f"{_absent(name, source)} or a hub id")
+    if elsewhere:
+        found.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
+
+
+def first_pairs(config: RunConfig) -> Look | None:
+    """The pairs of the first rows of each source; None unless all are here and can be read."""
+    given, found = config.preferences, Findings()
+    sources = [] if check_form(given.format, given.columns) else _sources(config, found)
+    if len(sources) < len(given.sources):
+        return None
+    try:
+        return look_through(sources, on_ties=given.on_ties, max_rows=MAX_ROWS)
+    except PreferenceOptionError:
+        return None
+
+
+def _sources(config: RunConfig, found: Findings) -> list[Source]:
+    """The local sources of pairs as the stage reads them."""
+    given = config.preferences
+    return [
+        dataclasses.replace(
+            source,
+            category=given.categories[index] if given.categories else None,
+            format=given.format,
+            columns=given.columns,
+        )
+        for index, source in _local("preferences.sources", given.sources, found)
+    ]
+
+
+def _check_preferences(
+    config: RunConfig, max_rows: int | None, found: Findings, as_option: bool
+) -> None:
+    given, name = config.preferences, "preferences.sources"
+    if wrong := check_form(given.format, given.columns):
+        found.mistakes += [f"preferences.{problem}" for problem in wrong]
+        return
+    sources = _sources(config, found)
+    if not sources:
+        return
+    try:
+        look = look_through(sources, on_ties=given.on_ties, max_rows=max_rows)
+        if not look.pairs and not look.is_whole:
+            look = look_through(sources, on_ties=given.on_ties)
+    except PreferenceOptionError as error:
+        found.mistakes.append(f"{name}: {error}")
+        return
+    rows = look.report.total
+    broken = [row for row in look.bad_rows if row.reason in SOURCE_REASONS]
+    if broken or (look.bad_rows and given.on_bad_rows == "fail"):
+        found.mistakes += _listed(name, look.bad_rows, as_option)
+    elif not look.pairs and len(sources) == len(given.sources):
+        found.mistakes.append(
+            f"{name}: found no usable row; allowed: at least one; {read_in_words(look.report)}"
+        )
+        found.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
+    elif look.bad_rows:
+        reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
+        of = f"{rows.rows_read:,} rows" if look.is_whole else f"the first {rows.rows_read:,} rows"
+        found.notes.append(
+            f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
+            f"{'; '.join(first_of_each(look.bad_rows))}"
+        )
+    if not found.mistakes:
+        _check_token_limit(config, look, found)
+    if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
+        found.mistakes += _of_pairs(config, look)
+
+
+def _check_token_limit(config: RunConfig, look: Look, found: Findings) -> None:
+    """How many pairs `preferences.max_tokens` refuses, where the base model's tokenizer is here."""
+    base, limit = config.sft.model.base, config.preferences.max_tokens
+    try:
+        folder = None if base is None else folder_of(base) or Path(base).expanduser()
+    except ValueError:  # not installed, which is said elsewhere
+        return
+    share = None if folder is None else share_over_tokens(look.pairs, folder, limit)
+    if not share:
+        return
+    longest = config.sft.model.max_length
+    said = (
+        f"preferences.max_tokens: found {limit}; about {share:.0%} of the pairs are longer and "
+        "would be refused"
+    )
+    raised = f"raise preferences.max_tokens, and sft.model.max_length ({longest}) beyond it"
+    most = MOST_TOO_LONG[config.preferences.on_bad_rows]
+    if share > most:
+        found.mistakes.append(f"{said}; allowed: at most {most:.0%}. To use them {raised}")
+    else:
+        warning = "WARNING: " if share > MANY_TOO_LONG else ""
+        found.notes.append(f"{warning}{said}. To use them {raised}")
+
+
+def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[str]:
+    shown = listed(rows)
+    lines = [f"{name}: {row.describe(as_option=as_option)}" for row in shown]
+    if len(rows) > len(shown):
+        lines.append(f"{name}: {len(rows) - len(shown)} more rows are bad")
+    if not {row.reason for row in rows} & SOURCE_REASONS:
+        lines.append("set preferences.on_bad_rows=quarantine to run without these rows")
+    return lines
+
+
+def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
+    """Mistakes that only all pairs together show, before overlong pairs are removed."""
+    given = config.preferences
+    folds = [each.num_folds for each in config.embedding_models if each.kind != "nearest"]
+    different = {frozenset((pair.chosen, pair.rejected)) for pair in look.pairs}
+    if config.ensemble.embedding_models_vote and len(different) < max(folds, default=0):
+        yield (
+            f"preferences.sources: found {len(different)} pairs of different answers; allowed: at "
+            f"least {max(folds)}, as many as embedding_models.num_folds"
+        )
+        return
+    if config.relabel.rating_margins is not None and not look.report.pairs_by_rating:
+        yield "relabel.rating_margins must be none, found it and no pair with a `rating`"
+    categories = {pair.category for pair in look.pairs}
+    is_certain = given.split_by == "prompt" or None in categories or len(categories) < 3
+    if is_certain and len(look.pairs) <= (given.max_pairs or len(look.pairs)):
+        shares = {"validation": given.validation_share, "test": given.test_share}
+        shares = {"train": 1 - sum(shares.values()), **shares}
+        seed = given.seed + 1000 * config.seed
+        try:
+            split_pairs(look.pairs, shares, seed=seed, split_by=given.split_by)
+        except SplitError as error:
+            yield f"preferences.sources: {error}"
+
+
+def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findings) -> None:
+    given, name = config.preferences, "preferences.demonstrations"
+    sources = [source for _, source in _local(name, given.demonstrations, found)]
+    if sources:
+        try:
+            load_demonstrations(sources, Shaping("<end>"), given.on_bad_rows, max_rows)
+        except PreferenceDataError as error:
+            found.mistakes += _listed(name, error.bad_rows)
+
+
+def _check_reviews_and_votes(config: RunConfig, found: Findings) -> None:
+    if (review := config.relabel.review) is not None and not is_stored(review):
+        _check_file("relabel.review", review, lambda source: read_review(source, None), found)
+    for votes in config.ensemble.scores:
+        _check_file("ensemble.scores", votes, read_votes, found)
+
+
+def _check_file(name: str, source: str, read: Callable[[Source], object], found: Findings) -> None:
+    if is_remote(source):
+        return
+    path = Path(source).expanduser()
+    if not path.exists():
+        found.mistakes.append(_absent(name, source))
+        return
+    try:
+        read(Source(str(path), name=path.name))
+    except PreferenceDataError as error:
+        found.mistakes += [f"{name}: {row.describe()}" for row in listed(error.bad_rows)]
+
+
+def _check_constitution(name: str, source: str, found: Findings) -> None:
+    path = Path(source).expanduser()
+    if is_remote(source):
+        return
+    try:
+        if path.is_dir():
+            load_constitution(path.name, path)
+        elif path.is_file():
+            parse_constitution(path.read_bytes(), path.name)
+        else:
+            found.mistakes.append(f"{_absent(name, source)} or {', '.join(PACKAGED)}")
+    except ConstitutionError as error:
+        found.mistakes += [f"{name}: {line}" for line in str(error).splitlines()]
+    except OSError as error:
+        found.mistakes.append(f"{name}: {source!r} cannot be read: {error.strerror}")
+
+
+def _check_model(name: str, base: str, found: Findings) -> None:
+    try:
+        if folder_of(base) is not None:
+            return
+    except ValueError as error:
+        found.missing.append(f"{name}: {error}")
+        return
+    path = Path(base).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        found.mistakes.append(f"{name}: found no config.json in the folder {base!r}")
+    elif not path.exists() and base.startswith((".", "~", "/")):
+        found.mistakes.append(f"{name}: found nothing at {base!r}; allowed: a folder or a hub id")
+
+
+def _check_reward_model(name: str, folder: Path, found: Findings) -> None:
+    """Of a model that is a folder here, that it is a reward model of weights that are only data."""
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        values = json.loads((folder / "config.json").read_bytes())
+        labels = len(values["id2label"]) if "id2label" in values else values.get("num_labels", 2)
+    except (ValueError, TypeError, AttributeError) as error:
+        found.mistakes.append(f"{name}: {folder / 'config.json'} is no model's: {error}")
+        return
+    if labels != 1:
+        found.mistakes.append(
+            f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
+        )
+    if not any(folder.glob("*.safetensors")):
+        found.mistakes.append(
+            f"{name}: found no *.safetensors in the folder {str(folder)!r}; allowed: weights in "
+            "safetensors alone"
+        )
+
+
+def _count_layers(name: str, model: ModelConfig, found: Findings) -> int | None:
+    """The layers of a model that is to be trained; None of one that cannot be, or is not here."""
+    try:
+        shape = shape_of(model, name)
+    except UntrainableError as error:
+        found.mistakes.append(str(error))
+    except PlanError:
+        pass
+    else:
+        found.missing += [f"{name}: {each}" for each in missing_files(model)]
+        return shape.num_layers
+    return None
+
+
+def _check_layers(config: RunConfig, found: Findings) -> None:
+    num_layers = _count_layers("sft.model.base", config.sft.model, found)
+    if num_layers is not None:
+        found.mistakes += layer_mistakes(config, num_layers)
+
+
+def _not_installed(config: RunConfig) -> Iterator[str]:
+    """Optional packages that trainers need and that are not installed."""
+    trainers = [each for _, each in sections_of(config) if isinstance(each, TrainerConfig)]
+    needs: tuple[tuple[Callable[[TrainerConfig], bool], str, str, str], ...] = (
+        (lambda each: each.zero is not None, "zero", "deepspeed", "deepspeed"),
+        (lambda each: each.optimiser == "adamw_8bit", "adamw_8bit", "bitsandbytes", "eight-bit"),
+    )
+    for is_needed, what, module, extra in needs:
+        if any(map(is_needed, trainers)) and find_spec(module) is None:
+            yield f"{what} needs {module}, which is not installed: {installation_of(extra)}"
+    for setting in sampled_by_vllm(config)[:1]:
+        python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
+        if which(python) is None or (python == sys.executable and find_spec("vllm") is None):
+            yield f"{setting} needs vLLM, and {python} has none: set TRIMTAB_VLLM_PYTHON"
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """ConfigError with all mistakes, a line each, if there are any."""
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def uncounted_plan(
+    config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
+) -> Plan | None:
+    """The plan of a run on this host; None where the size of its model is unknown.
+
+    Rows of preference files are not counted, which may take long: they decide how long a stage
+    takes, but hardly its memory, nor which share of the whole it is.
+    """
+    from trimtab.flows.runs.plan import make_plan
+
+    if not config.is_synthetic:
+        uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
+        preferences = config.preferences.model_copy(update=uncounted)
+        config = config.model_copy(update={"preferences": preferences})
+    machine = this_host(settings) or Machine(len(settings.gpus), sys.maxsize, 1, True)
+    try:
+        return make_plan(config, flow, machine, num_seeds)
+    except PlanError:
+        return None
+
+
+def refuse_too_large(plan: Plan, settings: Settings) -> None:
+    """ConfigError if a stage of a plan does not fit on this host."""
+    found = plan.too_large()
+    if found is not None:
+        host = this_host(settings) or f"{len(settings.gpus)} GPUs"
+        raise ConfigError(
+            f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
+            "prints the whole plan; docs/how-to/gpu.md says which recipe is for which card"
+        )
+
+
+def this_host(settings: Settings) -> Machine | None:
+    """This host; None if the memory of its GPUs cannot be read."""
+    if not settings.gpus:
+        return Machine.this_computer(settings.max_parallel)
+    memory = memory_of(settings.gpus)
+    if memory is None:
+        return None
+    return Machine.of_gpus(len(settings.gpus), memory / GIB, name_of(settings.gpus))

@@ -1,0 +1,213 @@
+"""The plan of a run: the flow's stages, recorded instead of run, with an estimate of each.
+
+The flow's functions are called with a `PlannedRun` in place of their `Run`, so the plan has the
+stages, roles, configurations and inputs that a run would have, whatever becomes of the flow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pydantic import ValidationError
+
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, Run, stages_in
+from trimtab.flows.runs.plan_layout import size
+from trimtab.models.config.training import TrainerConfig, trainer_of
+from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
+from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
+from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
+from trimtab.models.estimates.shapes import ModelShape, shape_of
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import StageInputs, Work
+
+FLOWS: dict[str, Callable[[Run], Any]] = {
+    "rlhf": experiment.rlhf,
+    "policy": experiment.policy,
+    "reward": experiment.reward,
+    "label-audit": experiment.label_audit,
+    "compare": experiment.compare,
+}
+
+
+# A sampled token costs some more than one that is passed with others.
+SAMPLED_AS_PASSED = 4
+SECONDS_OF_A_STAGE = 1.0
+ONCE = ("win_matrix", "judge_answers")  # stages of a comparison that all its seeds share
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A stage of the plan with every role it plays."""
+
+    roles: tuple[str, ...]
+    stage: PlannedStage
+    inputs: StageInputs
+    work: Work
+
+    @property
+    def name(self) -> str:
+        """The roles as one text."""
+        return ", ".join(self.roles)
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions of one run of the stage."""
+        return operations(trainer_of(self.stage.config), self.inputs, self.work)
+
+    def sharded(self, zero_stage: int, num_ranks: int) -> Work | None:
+        """The stage's work with `num_ranks` ranks under ZeRO; None if the stage cannot use them."""
+        config = self.stage.config
+        changes = {"num_ranks": num_ranks, "zero": {"stage": zero_stage}, "optimiser": "adamw"}
+        values = config.model_dump()
+        (values if isinstance(config, TrainerConfig) else values["train"]).update(changes)
+        try:
+            changed = type(config).model_validate(values)
+        except ValidationError:
+            return None
+        return work_of(self.stage.stage, changed, self.inputs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it: rows, of one seed, in the order in which stages can start."""
+
+    config: RunConfig
+    flow: str
+    shape: ModelShape
+    amounts: Amounts
+    machine: Machine
+    rows: list[PlanRow]
+    num_seeds: int = 1
+
+    @property
+    def parallel(self) -> Iterator[list[PlanRow]]:
+        """Step by step, the stages with a model that can run at once."""
+        with_model = [row for row in self.rows if row.work.phases]
+        for _, rows in groupby(with_model, key=lambda row: row.stage.step):
+            yield list(rows)
+
+    def costs(self) -> dict[str, list[float]]:
+        """What the stages of all seeds cost, by the stage's name: seconds on some machine.
+
+        For shares of the whole, not for how long it takes: its operations, and what a stage takes
+        however small it is. The last stage writes the page.
+        """
+        found = defaultdict[str, list[float]](list)
+        for row in self.rows:
+            size = row.inputs.shape.policy_parameters
+            more = 2 * size * (SAMPLED_AS_PASSED - 1) * row.work.sampled_tokens
+            cost = SECONDS_OF_A_STAGE + (row.operations + more) / OPERATIONS_A_SECOND
+            found[row.stage.stage] += self.times(row) * [cost]
+        found["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
+        return dict(found)
+
+    def times(self, row: PlanRow) -> int:
+        """How often a stage runs in all seeds."""
+        return 1 if row.stage.stage in ONCE else self.num_seeds
+
+    def gpu_hours(self, rows: Iterable[PlanRow], card: Card) -> Range:
+        """Hours of all of these stages' GPUs together, in all seeds, if they are such cards."""
+        rate = rate_of(card)
+        hours = Range(0, 0)
+        for row in rows:
+            trainer = trainer_of(row.stage.config)
+            seconds = gpu_seconds(trainer, row.inputs, row.work, card, rate)
+            hours += seconds.times(self.times(row) / 3600)
+        return hours
+
+    def needed(self, row: PlanRow) -> int:
+        """Bytes of a device that a stage takes at its peak: tensors and overhead."""
+        tensors = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
+        return tensors + self.machine.overhead(row.work.num_ranks)
+
+    def largest_at_once(self, rows: Sequence[PlanRow]) -> list[PlanRow]:
+        """Of stages that may run at once, those that share one device and take most of it."""
+        return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
+
+    def too_large(self) -> str | None:
+        """Describe the first stage that does not fit on the machine by itself; None if all fit.
+
+        Stages that run at once are not added up, as their peaks may not coincide.
+        """
+        for row in self.rows:
+            if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
+                return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
+            if row.work.phases and (needed := self.needed(row)) > self.machine.memory:
+                return f"{row.name} needs {size(needed)}{' a GPU' * self.machine.has_gpus}"
+        return None
+
+
+def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
+    """The plan of `config` under a flow of FLOWS; `num_seeds` runs like it differ in their seed.
+
+    Raises trimtab.models.estimates.shapes.PlanError if the size of the model or data is unknown.
+    """
+    run = PlannedRun(config)
+    FLOWS[flow](run)
+    shape = shape_of(config.sft.model)
+    amounts = _amounts(config)
+    roles: dict[int, list[str]] = {}
+    for role, stage in run.roles.items():
+        roles.setdefault(id(stage), []).append(role)
+    stages = {id(stage): stage for stage in run.roles.values()}
+    rows = []
+    for key, stage in stages.items():
+        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
+        work = work_of(stage.stage, stage.config, inputs)
+        rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
+    rows.sort(key=lambda row: row.stage.step)
+    return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
+
+
+def _amounts(config: RunConfig) -> Amounts:
+    limit = config.sft.model.max_length
+    if config.is_synthetic:
+        return amounts_of_world(config.world, config.comparisons, limit)
+    return amounts_of_preferences(config.preferences, limit)
+
+
+def _stage_inputs(
+    stage: PlannedStage, shape: ModelShape, amounts: Amounts, machine: Machine
+) -> StageInputs:
+    given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
+    heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
+    labels = stage.inputs.get("pairs")
+    if labels is not None:
+        share = labels.config.keep_to - labels.config.keep_from
+        if labels.config.max_pairs is not None:
+            share = min(share, labels.config.max_pairs / max(1, amounts.train_pairs))
+        amounts = amounts.of_slice(share)
+    return StageInputs(
+        shape,
+        amounts,
+        scorer_heads=tuple(heads),
+        num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
+        num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
+        has_rehearsal="rehearsal" in stage.inputs,
+        starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
+        is_relabelled=labels is not None,
+        sampled=tuple(each.config for each in stages_in(stage.inputs.get("responses"))),
+        num_policies=len(stages_in(stage.inputs.get("evaluations"))),
+        has_gpus=machine.has_gpus,
+        revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
+    )
+
+
+def _shape_of(stage: PlannedStage, usual: ModelShape) -> ModelShape:
+    """The shape of a stage's model: of one that starts from a base of its own, that one's."""
+    policies = [stage, *stages_in(stage.inputs.get("policy"))]
+    own = [each.config.model for each in policies if each.stage == "sft"]
+    return shape_of(own[0]) if own else usual
+
+
+def _num_heads(scorer: PlannedStage) -> int:
+    """Heads of a scorer; MetaRM keeps those of the scorer that comes in."""
+    if scorer.stage == "meta_rm":
+        return _num_heads(scorer.inputs["scorer"])
+    return 2 if scorer.stage == "advantage_model" else 1

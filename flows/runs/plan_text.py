@@ -1,0 +1,380 @@
+"""A plan as people read it: work, memory, the machine, warnings, assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from trimtab.flows.pipeline.run import PlannedStage
+from trimtab.flows.runs.plan import Plan, PlanRow
+from trimtab.flows.runs.plan_layout import bullets, count, names, size, table, tokens
+from trimtab.models import chunk_sizes
+from trimtab.models.config.judge import endpoints_of
+from trimtab.models.config.training import trainer_of
+from trimtab.models.estimates.hours import (
+    SECONDS_A_LAYER,
+    SHARE_OF_BANDWIDTH,
+    Range,
+    rate_of,
+)
+from trimtab.models.estimates.memory import FLOAT_BYTES
+from trimtab.models.estimates.work import Work
+
+# Columns of the tables: the heading, what of a stage's work or memory it shows, and how.
+WORK_COLUMNS = (
+    ("steps", "optimiser_steps", count),
+    ("sampled", "sampled_tokens", tokens),
+    ("forward", "forward_tokens", tokens),
+    ("trained", "trained_tokens", tokens),
+)
+MEMORY_COLUMNS = (
+    ("weights", "weights"),
+    ("gradients", "gradients"),
+    ("Adam", "optimiser"),
+    ("frozen", "frozen"),
+    ("activations", "activations"),
+    ("cache", "cache"),
+    ("total", "total"),
+)
+DEVICE_ASSUMPTIONS = (
+    "Where there are GPUs, each rank of a trainer takes one (num_ranks; auto counts as one rank). "
+    "A rank holds whole models, or with ZeRO a part of them, as counted above."
+)
+HOURS_ASSUMPTION = (
+    "Training and passes at that rate of bfloat16 products; sampling between reading the weights "
+    f"for each token of a batch, at {SHARE_OF_BANDWIDTH:.0%} of the memory's rate, and "
+    f"{1000 * SECONDS_A_LAYER:.1f} ms a layer, as measured on an H200. Not counted: loading, "
+    "storing, what the CPU does, GPUs that wait; a local judge's tokens count as the policy's. "
+    "Tokens are upper bounds: rows that are half as long take half"
+)
+
+CATEGORY_ASSUMPTIONS = {
+    "judge_preferences": "judge_preferences asks about pairs of some categories only; how many is "
+    "not known in advance, so all pairs are counted",
+    "judge_answers": "judge_answers asks about prompts of some categories only; how many is not "
+    "known in advance, so all prompts are counted",
+    "revise": "revise answers prompts of some categories only; how many is not known in advance, "
+    "so all prompts are counted, here and in constitutional_sft",
+}
+
+
+def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
+    """The whole plan, a text of several tables; `notes` stand before its warnings."""
+    shape, base = plan.shape, plan.config.sft.model.base
+    seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
+    parts = [
+        f"Plan of {plan.config.recipe}, seed {plan.config.seed}, flow {plan.flow}: "
+        f"{len(plan.rows)} stages, then the report. Nothing was run.{seeds}",
+        f"Model: {base or 'a small Llama from scratch'}; {shape.policy_parameters:,} parameters "
+        f"as a policy, {shape.scorer_parameters(1):,} as a reward model or critic.",
+        "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
+        "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
+        *_gpu_time(plan),
+        "Machine\n" + bullets(_machine(plan)),
+        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_largest_need(plan)])]),
+        "Assumptions\n" + bullets(_assumptions(plan)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _work_table(plan: Plan) -> str:
+    def cells(work: Work) -> list[str]:
+        return [shown(getattr(work, field)) for _, field, shown in WORK_COLUMNS]
+
+    rows = [
+        [str(row.stage.step), row.name, row.stage.stage, f"{row.work.examples:,}", *cells(row.work)]
+        for row in plan.rows
+    ]
+    total = sum((row.work for row in plan.rows), Work())
+    headings = (heading for heading, *_ in WORK_COLUMNS)
+    return table(
+        ["step", "role", "stage", "examples", *headings],
+        [*rows, ["", "total", "", "", *cells(total)]],
+        texts=(1, 2),
+    )
+
+
+def _memory_table(plan: Plan) -> str:
+    rows = []
+    for same in _by_peak([row for row in plan.rows if row.work.phases]):
+        phase, memory = same[0].work.peak
+        cells = [size(getattr(memory, field)) for _, field in MEMORY_COLUMNS]
+        rows.append([phase, count(same[0].work.parameters), *cells, _names(same)])
+    headings = (heading for heading, _ in MEMORY_COLUMNS)
+    header = ["peak in", "parameters", *headings, "roles"]
+    return table(header, rows, texts=(0, len(header) - 1))
+
+
+def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
+    """Rows that need the same memory for the same thing, in order of first appearance."""
+    groups: dict[Any, list[PlanRow]] = {}
+    for row in rows:
+        groups.setdefault((row.work.peak, row.work.parameters), []).append(row)
+    return list(groups.values())
+
+
+def _gpu_time(plan: Plan) -> list[str]:
+    """A table of hours for each card that the machine may have; nothing without GPUs."""
+    cards = plan.machine.cards
+    if not cards:
+        return []
+    groups: dict[Any, list[PlanRow]] = {}
+    for row in plan.rows:
+        if row.operations:
+            groups.setdefault((row.stage.stage, row.operations), []).append(row)
+    lines = [
+        (name, *(shown_hours(plan.gpu_hours(rows, card)) for card in cards))
+        for name, rows in [
+            *((_names(rows), rows) for rows in groups.values()),
+            ("total", plan.rows),
+        ]
+    ]
+    header = ("roles", *(card.name for card in cards))
+    sources = [f"{card.name}: {rate_of(card).source}" for card in cards]
+    return [
+        "GPU-hours of all seeds, estimated: of all GPUs together, while they compute.\n"
+        + table(header, lines, texts=(0,)),
+        "Where the hours are from\n" + bullets([*sources, HOURS_ASSUMPTION]),
+    ]
+
+
+def shown_hours(hours: Range) -> str:
+    """Hours from the least to the most."""
+    return " to ".join(
+        f"{value:,.0f}" if value >= 10 else f"{value:.{1 if value >= 1 else 2}f}"
+        for value in (hours.least, hours.most)
+    )
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON has it: bytes, tokens, and hours as [least, most] by card."""
+    cards = plan.machine.cards
+
+    def hours(rows: Sequence[PlanRow]) -> dict[str, list[float]]:
+        ranges = {card.name: plan.gpu_hours(rows, card) for card in cards}
+        return {name: [span.least, span.most] for name, span in ranges.items()}
+
+    return {
+        "recipe": plan.config.recipe,
+        "flow": plan.flow,
+        "seeds": plan.num_seeds,
+        "machine": {
+            "gpus": plan.machine.num_devices * plan.machine.has_gpus,
+            "bytes": plan.machine.memory,
+            "cards": {card.name: rate_of(card).source for card in cards},
+        },
+        "gpu_hours": hours(plan.rows),
+        "fits": plan.too_large() is None,
+        "stages": [
+            {
+                "roles": row.roles,
+                "stage": row.stage.stage,
+                "step": row.stage.step,
+                "ranks": row.work.num_ranks,
+                "examples": row.work.examples,
+                **{field: getattr(row.work, field) for _, field, _ in WORK_COLUMNS},
+                "trained_parameters": row.work.parameters,
+                "operations": row.operations,
+                "peak_phase": row.work.peak[0],
+                "peak_bytes": plan.needed(row) if row.work.phases else 0,
+                "gpu_hours": hours([row]),
+            }
+            for row in plan.rows
+        ],
+    }
+
+
+def _machine(plan: Plan) -> list[str]:
+    machine = plan.machine
+    overhead = size(machine.overhead(1))
+    if machine.has_gpus:
+        overhead += f" (with several ranks {size(machine.overhead(2))})"
+    lines = [
+        f"Compared with: {machine}. Overhead of a process: {overhead}. Margin to keep free: "
+        f"{size(machine.margin)}, a tenth.",
+        DEVICE_ASSUMPTIONS,
+    ]
+    if not machine.has_gpus:
+        return lines
+    for rows in plan.parallel:
+        each = max(row.work.num_ranks for row in rows)
+        at_once = max(1, machine.num_devices // each)
+        waves = -(-len(rows) // at_once)
+        if len(rows) * each > 1:
+            lines.append(
+                f"step {rows[0].stage.step}: {_names(rows)}{' at once' * (len(rows) > 1)}, on "
+                f"{min(each * min(len(rows), at_once), machine.num_devices)} of "
+                f"{machine.num_devices} GPUs" + (f" in {waves} waves" if waves > 1 else "")
+            )
+    return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
+
+
+def _warnings(plan: Plan) -> list[str]:
+    """A line for every stage, or set of stages running at once, that the machine cannot hold."""
+    if plan.machine.has_gpus:
+        return _too_large_for_a_gpu(plan)
+    return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
+
+
+def _largest_need(plan: Plan) -> str:
+    """The stages that take most of a device, and what they leave free."""
+    groups = [plan.largest_at_once(rows) for rows in plan.parallel]
+    if not groups:
+        return "no stage has a model"
+    needed, largest = max(
+        ((sum(map(plan.needed, rows)), rows) for rows in groups), key=lambda group: group[0]
+    )
+    where = "a GPU's" if plan.machine.has_gpus else "this computer's"
+    return (
+        f"memory: at most {size(needed)} ({_names(largest)}) of {where} "
+        f"{size(plan.machine.memory)}, {size(plan.machine.memory - needed)} stay free"
+    )
+
+
+def _too_large_for_a_gpu(plan: Plan) -> list[str]:
+    lines = []
+    for same in _by_peak(plan.rows):
+        phase, ranks = same[0].work.peak[0], same[0].work.num_ranks
+        if ranks > plan.machine.num_devices:
+            lines.append(
+                f"TOO FEW GPUS: {_names(same)}. Its {ranks} ranks (num_ranks) take one each, there "
+                f"are {plan.machine.num_devices}"
+            )
+        left = plan.machine.memory - plan.needed(same[0])
+        where = f"{_names(same)}. {size(plan.needed(same[0]))} in the phase `{phase}`"
+        if phase and left < 0:
+            lines.append(
+                f"DOES NOT FIT on one GPU: {where}, a GPU has {size(plan.machine.memory)}. "
+                f"{_remedy(plan, same[0])}"
+            )
+        elif phase and left < plan.machine.margin:
+            lines.append(
+                f"CLOSE: {where} leave {size(left)} of a GPU's {size(plan.machine.memory)}. It may "
+                "not fit"
+            )
+    return lines
+
+
+def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
+    at_once = plan.largest_at_once(rows)
+    needed = sum(map(plan.needed, at_once))
+    if needed <= plan.machine.memory - plan.machine.margin:
+        return []
+    verdict = "CLOSE" if needed <= plan.machine.memory else "DOES NOT FIT"
+    return [
+        f"{verdict}: {_names(at_once)}: {size(needed)} needed at once, there are "
+        f"{size(plan.machine.memory)}. Run fewer trainers at once (TRIMTAB_MAX_PARALLEL), lower "
+        "micro_batch_tokens, or use a machine with more memory"
+    ]
+
+
+def _remedy(plan: Plan, row: PlanRow) -> str:
+    """What would make a stage fit on the plan's GPUs."""
+    trainer, gpus = trainer_of(row.stage.config), plan.machine.num_devices
+    if trainer is None:
+        return "Nothing is trained in it: it needs GPUs with more memory, or a smaller model"
+    smaller = "smaller micro batches"
+    if not trainer.gradient_checkpointing:
+        smaller = f"gradient_checkpointing=true or {smaller}"
+    if trainer.zero is not None:
+        return f"It already uses ZeRO: take more ranks, a higher ZeRO stage, or {smaller}"
+    works = {stage: row.sharded(stage, gpus) for stage in (1, 2, 3)}
+    parts = {stage: work.peak for stage, work in works.items() if work is not None}
+    room = plan.machine.memory - plan.machine.overhead(gpus)
+    prefix = "" if trainer is row.stage.config else "train."
+    whole = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
+    for stage, (_, memory) in parts.items():
+        if memory.total <= room:
+            return (
+                f"It needs ZeRO stage {stage} over {gpus} GPUs ({size(memory.total)} each): "
+                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}{whole}"
+            )
+    stage, (phase, memory) = max(parts.items())
+    return (
+        f"No ZeRO stage is enough: under stage {stage} over {gpus} GPUs {size(memory.total)} "
+        f"each remain in the phase `{phase}`, of which activations and cache "
+        f"{size(memory.activations + memory.cache)}. It also needs {smaller}"
+    )
+
+
+def _assumptions(plan: Plan) -> list[str]:
+    lines = [
+        *plan.amounts.assumptions,
+        "every round is assumed to be promoted, so that all rounds.max_rounds are planned; the "
+        "collapse guard is assumed never to stop PPO",
+        "trained tokens count once for each model they train; optimiser steps are those of PPO's "
+        "critic, which takes more than the policy",
+        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
+        "optimiser=adamw_8bit), under bfloat16 products too, which narrow activations. Frozen: "
+        "models that only run. Weights under MetaRM hold a saved copy where each rank has them "
+        "whole; gradients under ZeRO hold its buckets",
+        "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
+        f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
+        f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
+        f"changes; on a GPU up to {chunk_sizes.GPU_PASS_TOKENS:,} pass and "
+        f"{chunk_sizes.GPU_DECODING_ROWS} answers are generated at once where "
+        f"{chunk_sizes.FREE_SHARE:.0%} of the memory that is then free holds them",
+        "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
+        "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
+        "rehearsal",
+    ]
+    if any(row.stage.stage == "trunk_cache" for row in plan.rows):
+        lines.append(
+            "trunk_cache runs the frozen layers over all pairs and stores their output, up to "
+            f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
+            "evaluation for all of their models but one. Tokens are counted as before"
+        )
+    lines += spending_in_words((row.stage for row in plan.rows), plan.num_seeds)
+    limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
+    lines += [line for stage, line in CATEGORY_ASSUMPTIONS.items() if stage in limited]
+    if plan.machine.has_gpus:
+        lines.append(
+            "precision=auto is counted as bfloat16, as it is from Ampere on; an older GPU computes "
+            "in float32 and takes more, for which a plan with precision=float32 says how much"
+        )
+        lines.append(
+            "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
+            "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "
+            "weights, frozen ones included; each GPU has a micro batch of its own. Under stages 2 "
+            "and 3 with precision=bfloat16 weights take 2 bytes, but not their part under Adam. A "
+            "model is loaded whole on each rank, a weight of 4 bytes, before it is partitioned, "
+            "and a model of PPO is gathered whole to sample or to score. In the end the first GPU "
+            "has what was trained whole. While a checkpoint is written the host holds 12 bytes a "
+            "trained parameter, once for all ranks"
+        )
+    return lines
+
+
+def _stored(plan: Plan) -> int:
+    """Bytes on disk of the kept output of frozen layers."""
+    tokens = sum(row.work.forward_tokens for row in plan.rows if row.stage.stage == "trunk_cache")
+    return FLOAT_BYTES * tokens * plan.shape.hidden_size
+
+
+def _names(rows: Iterable[PlanRow]) -> str:
+    return names(role for row in rows for role in row.roles)
+
+
+def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
+    """What the stages that ask an endpoint may spend in all seeds together, a line each."""
+    asking: dict[Hashable, list[PlannedStage]] = {}
+    for stage in filter(_asks, stages):
+        one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None
+        endpoint = next(endpoints_of(stage.config))
+        asking.setdefault((stage.stage, one_for_all_seeds, endpoint), []).append(stage)
+    lines = []
+    for found in asking.values():
+        name, endpoint = found[0].stage, next(endpoints_of(found[0].config))
+        number = len(found) * (1 if name == "judge_answers" else num_seeds)
+        limits = endpoint.limits_in_words
+        spends = f"all may spend {limits}" if limits else "no limit is given"
+        lines.append(f"{number} x {name} asks the endpoint's {endpoint.model}: {spends}")
+    return lines
+
+
+def _asks(stage: PlannedStage) -> bool:
+    """Whether a stage asks an endpoint. PPO with a scorer does not; nor does `head_to_head`, which
+    only has the configuration of `evaluate`."""
+    if stage.stage == "head_to_head" or (stage.stage == "ppo_max" and "scorer" in stage.inputs):
+        return False
+    return any(True for _ in endpoints_of(stage.config))
