@@ -73,10 +73,11 @@ def test_the_budget_is_never_exceeded(seed: int, tmp_path: Path) -> None:
     lost on the way.
     """
     rng = random.Random(seed)
-    limits: dict[str, Any] = [
+    choices: list[dict[str, Any]] = [
         {"max_tokens": rng.randint(500, 4000)},
         {"max_cost": rng.uniform(0.001, 0.01), "prices": (1.0, 5.0)},
-    ][seed % 2]
+    ]
+    limits = choices[seed % 2]
     budget = limited(tmp_path, **limits)
     lock = threading.Lock()
     billed = Usage()
