@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
+from trimtab.models.reporting.kit.artifacts import ReportInputError, Row, read_rows
 
 MEAN = "judge_score"
 MEASURES = ("gold", MEAN)  # who decides, the first that there is
@@ -55,7 +54,7 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
             )
         asked: dict[str, list[tuple[str, str | None]]] = {}
         for index, name in enumerate(policies):
-            by_set = _by_set(folders[name] / "responses.jsonl")
+            by_set = rows_by_set(folders[name] / "responses.jsonl")
             prompts = {
                 each: [(row["prompt"], row.get("category")) for row in rows]
                 for each, rows in by_set.items()
@@ -77,13 +76,12 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
     }
 
 
-def _by_set(path: Path) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    with path.open(encoding="utf-8") as stream:
-        for line in stream:
-            row = json.loads(line)
-            found.setdefault(row["set"], []).append(row)
-    return found
+def rows_by_set(path: Path) -> dict[str, list[Row]]:
+    """The rows of a JSON-lines file by the set of prompts that they are on."""
+    rows: dict[str, list[Row]] = {}
+    for row in read_rows(path):
+        rows.setdefault(row["set"], []).append(row)
+    return rows
 
 
 def _measures(row: Row) -> list[str]:

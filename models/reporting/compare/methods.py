@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trimtab.models.config.reporting import CompareConfig, LineageEntry
+from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.reporting.compare.answers import START
-from trimtab.models.reporting.compare.leaderboard import Rated
-from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
+from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, Rated, WinMatrix
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import Budget, budget_of
 from trimtab.models.reporting.kit.charts import smooth
@@ -64,12 +63,15 @@ def methods_of(
     budgets: dict[str, list[Budget]] = {}
     paths: dict[str, list[Way]] = {}
     for seed in config.seeds:
-        own = dict(_of_seed(seed, inputs))
+        prefix = f"{seed}."
+        folders = {k.removeprefix(prefix): v for k, v in inputs.items() if k.startswith(prefix)}
         lineage = [
-            entry.model_copy(update={"role": role}) for role, entry in _lineage(seed, config)
+            entry.model_copy(update={"role": entry.role.removeprefix(prefix)})
+            for entry in config.lineage
+            if entry.role.startswith(prefix)
         ]
         for name in matrix.policies:
-            found = Artifacts(own)  # of one policy at a time: it remembers what it reads
+            found = Artifacts(folders)  # of one policy at a time: it remembers what it reads
             budget = budget_of(found, lineage, f"policy_{name}", f"eval_{name}")
             path = _path(found, name, judge)
             if budget is not None:
@@ -89,20 +91,6 @@ def methods_of(
         for name in matrix.policies
     ]
     return sorted(found_methods, key=lambda method: -method.rated.rating.value)
-
-
-def _of_seed(seed: int, inputs: Mapping[str, Path]) -> list[tuple[str, Path]]:
-    prefix = f"{seed}."
-    return [(k.removeprefix(prefix), v) for k, v in inputs.items() if k.startswith(prefix)]
-
-
-def _lineage(seed: int, config: CompareConfig) -> list[tuple[str, LineageEntry]]:
-    prefix = f"{seed}."
-    return [
-        (entry.role.removeprefix(prefix), entry)
-        for entry in config.lineage
-        if entry.role.startswith(prefix)
-    ]
 
 
 def _path(artifacts: Artifacts, name: str, judge: str) -> Way | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.models.reporting.compare.answers import Answers
+from trimtab.models.reporting.compare.answers import Answers, rows_by_set
 from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
 from trimtab.models.statistics.win_rates import outcome_matrix
 
@@ -44,12 +43,10 @@ def read_verdicts(
     seeds: those of the answers, as these count them. Raises ReportInputError for verdicts on other
     policies, seeds or sets, and where a prompt lacks that on some pair.
     """
-    by_set: dict[str, list[Row]] = {}
-    with path.open(encoding="utf-8") as stream:
-        for line in stream:
-            row = json.loads(line)
-            by_set.setdefault(row["set"], []).append(row)
-    return {name: _outcomes(judge, name, rows, answers, seeds) for name, rows in by_set.items()}
+    return {
+        name: _outcomes(judge, name, rows, answers, seeds)
+        for name, rows in rows_by_set(path).items()
+    }
 
 
 def _outcomes(

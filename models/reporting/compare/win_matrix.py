@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from trimtab.models.config.reporting import WinMatrixConfig
-from trimtab.models.reporting.compare.agreement import Agreement, agreements
-from trimtab.models.reporting.compare.answers import MEASURES, START, Answers
-from trimtab.models.reporting.compare.leaderboard import Rated, rate
+from trimtab.models.functional.verdicts import kappa_of_counts
+from trimtab.models.reporting.compare.answers import MEAN, MEASURES, START, Answers
 from trimtab.models.reporting.compare.outcomes import Outcomes, by_scores
 from trimtab.models.reporting.kit.artifacts import ReportInputError
-from trimtab.models.statistics.bootstrap import Bootstrap
+from trimtab.models.statistics.bootstrap import Bootstrap, percentile_ends
+from trimtab.models.statistics.bradley_terry import bradley_terry_ratings, rating_intervals, wins_of
+from trimtab.models.statistics.intervals import effective_count, wilson_interval
+from trimtab.models.statistics.length_control import length_controlled_win_rate
 from trimtab.models.statistics.measured import Spread
 
 MAIN = "main"
+# A regression a resample: fewer than of means.
+NUM_REGRESSIONS = 200
 # By set of prompts, the outcomes by judge models.
 Verdicts = Mapping[str, Sequence[Outcomes]]
 
@@ -47,6 +53,38 @@ class Measured:
     place: str
     policy: str
     means: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A policy's Bradley-Terry rating on Elo's scale by one judge, from all games on main prompts.
+
+    controlled: its win rate against SFT were both answers equally long, plain: with ties as half;
+    length_effect: in logits, above 0 where the longer answer wins. None for SFT.
+    """
+
+    judge: str
+    policy: str
+    rating: Spread
+    plain: Spread | None
+    controlled: Spread | None
+    length_effect: float | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two judges on all games on the main prompts that both judged.
+
+    share: of equal verdicts; kappa: Cohen's, None where both give one verdict throughout; seeds and
+    resamples where they do are left out of it. Prompts are what intervals count or resample, as
+    games on one share answers.
+    """
+
+    first: str
+    second: str
+    num_games: int
+    share: Spread
+    kappa: Spread | None
 
 
 @dataclass(frozen=True)
@@ -100,8 +138,8 @@ def build_win_matrix(
         duels,
         _by_category(_shown(on_main), main, config),
         measured,
-        [row for judged in _shown(on_main) for row in rate(judged, main, config)],
-        agreements(on_main, main, config),
+        [row for judged in _shown(on_main) for row in _rate(judged, main, config)],
+        _agreements(on_main, main, config),
         dict(judge_models or {}),
     )
 
@@ -168,3 +206,125 @@ def _measured(place: str, answers: Answers, bootstrap: Bootstrap) -> list[Measur
         Measured(place, policy, {name: rows[index] for name, rows in means.items()})
         for index, policy in enumerate(answers.policies)
     ]
+
+
+def _rate(judged: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Rated]:
+    """Every policy, by what one judge says of the prompts it has judged."""
+    seeds = answers.seeds[judged.at]
+    bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
+    ratings = _ratings(judged.won, seeds, config)
+    start = answers.policies.index(START)
+    found = []
+    for index, (policy, rating) in enumerate(zip(answers.policies, ratings, strict=True)):
+        if policy == START:
+            found.append(Rated(judged.judge, policy, rating, None, None, None))
+            continue
+        outcomes = judged.won[index, start]
+        won = (outcomes.double() + 1) / 2
+        longer = (answers.length[index] - answers.length[start])[judged.at]
+
+        def controlled(places: Tensor, won: Tensor = won, longer: Tensor = longer) -> float:
+            return float(length_controlled_win_rate(won[places], longer[places])[0])
+
+        _, effect = length_controlled_win_rate(won, longer)
+        found.append(
+            Rated(
+                judged.judge,
+                policy,
+                rating,
+                _ties_as_half(bootstrap.nets(outcomes[None])[0]),
+                bootstrap.spread(controlled, NUM_REGRESSIONS),
+                float(effect["length_effect"]),
+            )
+        )
+    return found
+
+
+def _ties_as_half(net: Spread) -> Spread:
+    """Wins, with ties as half, of wins less losses."""
+    low, value, high = ((each + 1) / 2 for each in (net.low, net.value, net.high))
+    return Spread(value, low, high, [(each + 1) / 2 for each in net.by_seed])
+
+
+def _ratings(won: Tensor, seeds: Tensor, config: WinMatrixConfig) -> list[Spread]:
+    count = len(won)
+    games, prompts = _games(won)
+    middle, low, high = rating_intervals(
+        games, count, clusters=prompts, num_resamples=config.num_resamples, seed=config.seed
+    )
+    of_game = seeds[prompts]
+    by_seed = torch.stack(
+        [
+            bradley_terry_ratings(wins_of(games[of_game == seed], count), 0.1)
+            for seed in seeds.unique()
+        ],
+        1,
+    )
+    columns = zip(middle.tolist(), low.tolist(), high.tolist(), by_seed.tolist(), strict=True)
+    return [Spread(*row) for row in columns]
+
+
+def _games(outcomes: Tensor) -> tuple[Tensor, Tensor]:
+    """Games (M, 3) of every two policies once, and the prompt (M,) that each is on."""
+    count, _, num_prompts = outcomes.shape
+    first, second = torch.triu_indices(count, count, offset=1)
+    pairs = torch.stack([first, second], 1).repeat_interleave(num_prompts, 0)
+    won = outcomes[first, second].reshape(-1, 1).long()
+    return torch.cat([pairs, won], 1), torch.arange(num_prompts).repeat(len(first))
+
+
+def _agreements(
+    judged: Sequence[Outcomes], answers: Answers, config: WinMatrixConfig
+) -> list[Agreement]:
+    """Every two who judge; not the mean of the held-out reward models and one that it is of."""
+    found = []
+    for first, second in combinations(judged, 2):
+        if first.judge == MEAN and second.judge.startswith("judge_"):
+            continue
+        both = torch.isin(first.at, second.at)
+        if bool(both.any()):
+            at = first.at[both]
+            tables = _tables(first.won[..., both], second.won[..., torch.isin(second.at, at)])
+            found.append(
+                _agreement_of(first.judge, second.judge, tables, answers.seeds[at], config)
+            )
+    return found
+
+
+def _tables(first: Tensor, second: Tensor) -> Tensor:
+    """(n, 3, 3) float64: how often each says what of the n prompts' games; won as in Outcomes."""
+    count, _, num_prompts = first.shape
+    ours, theirs = torch.triu_indices(count, count, offset=1)
+    cell = 3 * (first[ours, theirs].long() + 1) + second[ours, theirs].long() + 1
+    tables = torch.zeros(num_prompts, 9, dtype=torch.float64)
+    tables.scatter_add_(1, cell.T, torch.ones(num_prompts, len(ours), dtype=torch.float64))
+    return tables.reshape(num_prompts, 3, 3)
+
+
+def _agreement_of(
+    first: str, second: str, tables: Tensor, seeds: Tensor, config: WinMatrixConfig
+) -> Agreement:
+    bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
+    resampled = kappa_of_counts((bootstrap.counts @ tables.reshape(-1, 9)).reshape(-1, 3, 3))
+    whole = kappa_of_counts(tables.sum(0))
+    by_seed = kappa_of_counts(torch.stack([tables[own].sum(0) for own in bootstrap.of_seed]))
+    hits = tables.diagonal(dim1=1, dim2=2).sum(1)
+    share = Spread(float(whole[0]), *_share_interval(hits, tables.sum((1, 2))), by_seed[0].tolist())
+    kappa = _kappa_spread(whole[1], resampled[1], by_seed[1])
+    num_games = round(float(tables.sum()))
+    is_known = not bool(whole[1].isnan())
+    return Agreement(first, second, num_games, share, kappa if is_known else None)
+
+
+def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
+    """Of the share of games that are hits; those of a prompt, (n,) each, are a cluster."""
+    prompts = torch.arange(len(hits)).repeat_interleave(games.long())
+    place = torch.cat([torch.arange(number) for number in games.long().tolist()])
+    verdicts = (place < hits[prompts]).double()
+    share = float(verdicts.mean())
+    return wilson_interval(share, effective_count(verdicts, prompts))
+
+
+def _kappa_spread(value: Tensor, resampled: Tensor, by_seed: Tensor) -> Spread:
+    low, high = percentile_ends(resampled).tolist()
+    return Spread(float(value), low, high, by_seed[~by_seed.isnan()].tolist())
