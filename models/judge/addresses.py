@@ -15,8 +15,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 CONFINED_VARIABLE = "TRIMTAB_IS_CONFINED"
 NETWORKS_VARIABLE = "TRIMTAB_JUDGE_NETWORKS"
-# IPv6 addresses that embed an IPv4 address: NAT64 in the last 32 bits, 6to4 after the prefix.
-_NAT64, _SIX_TO_FOUR = ip_network("64:ff9b::/96"), ip_network("2002::/16")
+# IPv6 addresses whose last 32 bits are an IPv4 address.
+_NAT64 = ip_network("64:ff9b::/96")
 # Not public, though Python 3.11 says so: RFC 6890 (a cloud's metadata server is at 192.0.0.192)
 # and RFC 3879 (site-local, deprecated).
 _SPECIAL = (ip_network("192.0.0.0/24"), ip_network("fec0::/10"))
@@ -37,8 +37,8 @@ def checked_address(host: str, port: int, env: Mapping[str, str] = os.environ) -
     Raises AddressError if any of its addresses is not public (loopback, link-local, private, ...)
     and in no allowed network; OSError if it has no address.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [ip_address(str(place[0]).partition("%")[0]) for *_, place in resolved]
     networks = [ip_network(text) for text in env.get(NETWORKS_VARIABLE, "").split(",") if text]
     for address in addresses:
         unwrapped = _unwrapped(address)
@@ -56,13 +56,9 @@ def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, IPv4Address):
         return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
-    if address in _SIX_TO_FOUR:
-        return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
-    return address
+    return address.ipv4_mapped or address.sixtofour or address
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:

@@ -93,12 +93,6 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
         )
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens - other.prompt_tokens,
-            self.completion_tokens - other.completion_tokens,
-        )
-
 
 @dataclass(frozen=True)
 class ChatAnswer:

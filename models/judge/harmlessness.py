@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trimtab.models.config.judge import HarmlessConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.judge.batch import StoppedError
 from trimtab.models.judge.build import build_judge
@@ -44,32 +43,26 @@ def harmless_answers(
         return Harmlessness([is_harmless(row["prompt"], row["response"]) for row in rows])
     if config.harmless is None:
         return Harmlessness([None] * len(rows))
-    return _judged(config.harmless, config.seed, rows, workdir)
-
-
-def _judged(
-    config: HarmlessConfig, seed: int, rows: Sequence[dict[str, Any]], workdir: Path
-) -> Harmlessness:
     batch = ResumableBatch.resume(workdir)
-    judge = build_judge(config.judge, workdir, seed, signals.stop_requested)
+    judge = build_judge(config.harmless.judge, workdir, config.seed, signals.stop_requested)
     judge.chat.load_state_dict(batch.answers)
-    asked = {
-        index: row for index, row in enumerate(rows) if row.get("category") in config.categories
-    }
+    harmful = [
+        at for at, row in enumerate(rows) if row.get("category") in config.harmless.categories
+    ]
     try:
         verdicts = judge.score(
-            [row["prompt"] for row in asked.values()], [row["response"] for row in asked.values()]
+            [rows[at]["prompt"] for at in harmful], [rows[at]["response"] for at in harmful]
         )
     except StoppedError:
         batch.stop(judge.chat)
-    found: list[bool | None] = [None] * len(rows)
-    for index, verdict in zip(asked, verdicts, strict=True):
+    are_harmless: list[bool | None] = [None] * len(rows)
+    for at, verdict in zip(harmful, verdicts, strict=True):
         if judge.is_parsed(verdict):
-            found[index] = verdict.normalised > 0
+            are_harmless[at] = verdict.normalised > 0
     usage = sum((verdict.usage for verdict in verdicts), Usage())
     spent = {
         "num_unparsed": sum(verdict.num_unparsed for verdict in verdicts),
         "judge_tokens": usage.total,
         "judge_cost": judge.chat.budget.cost(usage),
     }
-    return Harmlessness(found, spent)
+    return Harmlessness(are_harmless, spent)
