@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
-from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.config.judge import JudgeAnswersConfig, JudgedPairsConfig
 from trimtab.models.functional.verdicts import (
     clamped_preference,
     debiased_preference,
@@ -35,22 +36,6 @@ USAGE_COLUMNS = ("prompt_tokens", "completion_tokens", "cost")
 
 # A checkpoint holds all rows so far, so parts that finish quickly share one.
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
-
-
-@dataclass(frozen=True)
-class RowMaker(Generic[Item]):
-    """How a stage makes rows of items.
-
-    chat: the model that is asked. make_rows: the rows of a part of the items, in order, with the
-    columns of `usage_columns`; it calls its second argument for every answer. measures: metrics of
-    all rows so far. items_at_once: size of a part. answers_per_item: for the progress.
-    """
-
-    chat: CachedChatModel
-    make_rows: Callable[[Sequence[Item], OnAnswer], list[Row]]
-    measures: Callable[[list[Row]], dict[str, float]]
-    items_at_once: int
-    answers_per_item: int
 
 
 @dataclass
@@ -84,20 +69,35 @@ class ResumableBatch:
         self.save()
         signals.stop()
 
-    def run(self, items: Sequence[Item], maker: RowMaker[Item]) -> list[Row]:
-        """The rows of all items, in order. Asked to stop, it calls `stop`."""
-        maker.chat.load_state_dict(self.answers)
+    def run(
+        self,
+        items: Sequence[Item],
+        chat: CachedChatModel,
+        make_rows: Callable[[Sequence[Item], OnAnswer], list[Row]],
+        *,
+        measures: Callable[[list[Row]], dict[str, float]],
+        items_at_once: int,
+        answers_per_item: int,
+    ) -> list[Row]:
+        """The rows of all items, in order. Asked to stop, it calls `stop`.
+
+        chat: the model that is asked. make_rows: the rows of a part of the items, in order, with
+        the columns of `usage_columns`; it calls its second argument for every answer. measures:
+        metrics of all rows so far. items_at_once: size of a part. answers_per_item: for the
+        progress.
+        """
+        chat.load_state_dict(self.answers)
         progress = Progress(self.workdir)
         while len(self.rows) < len(items):
-            part = items[len(self.rows) :][: maker.items_at_once]
-            on_answer = _percent(progress, len(self.rows), len(items), maker.answers_per_item)
+            part = items[len(self.rows) :][:items_at_once]
+            on_answer = _percent(progress, len(self.rows), len(items), answers_per_item)
             try:
-                self.rows += maker.make_rows(part, on_answer)
+                self.rows += make_rows(part, on_answer)
             except StoppedError:
-                self.stop(maker.chat)
-            maker.chat.clear_memory()
+                self.stop(chat)
+            chat.clear_memory()
             self.answers = {}
-            progress.log(len(self.rows), {**maker.measures(self.rows), **_spending(maker.chat)})
+            progress.log(len(self.rows), {**measures(self.rows), **_spending(chat)})
             if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
         return self.rows
@@ -145,13 +145,10 @@ def _spending(chat: CachedChatModel) -> dict[str, float]:
 
 
 def judge_pairs(
-    config: JudgeConfig,
+    config: JudgedPairsConfig | JudgeAnswersConfig,
+    constitution: Path | None,
     pairs: Sequence[Comparison],
     workdir: Path,
-    *,
-    seed: int,
-    pairs_at_once: int,
-    constitution: Path | None,
     measures: Callable[[list[Row]], dict[str, float]],
 ) -> list[Row]:
     """A row per pair, in order. Asked to stop, it writes a checkpoint and ends the process.
@@ -161,15 +158,15 @@ def judge_pairs(
     of both orders' answers; USAGE_COLUMNS. `measures` of all rows so far are logged.
     """
     batch = ResumableBatch.resume(workdir)
-    judge = build_judge(config, workdir, seed, signals.stop_requested, constitution)
-    maker = RowMaker[Comparison](
-        chat=judge.chat,
-        make_rows=lambda part, on_answer: _pair_rows(judge, part, on_answer),
+    judge = build_judge(config.judge, workdir, config.seed, signals.stop_requested, constitution)
+    return batch.run(
+        pairs,
+        judge.chat,
+        partial(_pair_rows, judge),
         measures=measures,
-        items_at_once=pairs_at_once,
+        items_at_once=config.pairs_at_once,
         answers_per_item=judge.answers_per_pair,
     )
-    return batch.run(pairs, maker)
 
 
 def pair_measures(rows: Sequence[Row]) -> dict[str, float]:

@@ -38,15 +38,8 @@ def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> N
     """
     games = list(_games(config, inputs))
     questions = {question: None for _, question, _ in games if question is not None}
-    found = judge_pairs(
-        config.judge,
-        [Comparison(*each) for each in questions],
-        workdir,
-        seed=config.seed,
-        pairs_at_once=config.pairs_at_once,
-        constitution=inputs.get("constitution"),
-        measures=pair_measures,
-    )
+    asked = [Comparison(*question) for question in questions]
+    found = judge_pairs(config, inputs.get("constitution"), asked, workdir, pair_measures)
     answers = dict(zip(questions, found, strict=True))
     rows = [
         _row(game, None if question is None else answers[question], sign)

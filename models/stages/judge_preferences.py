@@ -42,15 +42,7 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
     """
     pairs = _pairs(config, inputs["preferences"])
     asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
-    found = judge_pairs(
-        config.judge,
-        asked,
-        workdir,
-        seed=config.seed,
-        pairs_at_once=config.pairs_at_once,
-        constitution=inputs.get("constitution"),
-        measures=_measures,
-    )
+    found = judge_pairs(config, inputs.get("constitution"), asked, workdir, _measures)
     rows = [
         {"id": pair["id"], "split": pair["split"], **row}
         for pair, row in zip(pairs, found, strict=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trimtab.models.judge.batch import OnAnswer
 from trimtab.models.judge.build import build_chat_model
 from trimtab.models.judge.chat import Usage
 from trimtab.models.judge.constitutions import load_constitution
-from trimtab.models.judge.resumable import ResumableBatch, RowMaker, usage_columns, usage_totals
+from trimtab.models.judge.resumable import ResumableBatch, usage_columns, usage_totals
 from trimtab.models.judge.revise import Reviser
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
@@ -48,15 +49,14 @@ def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
     drafts = _drafts(config, inputs, batch)
     chat = build_chat_model(config.judge, workdir, config.seed, signals.stop_requested)
     reviser = Reviser(chat, config, constitution)
-
-    maker = RowMaker[Row](
-        chat=chat,
-        make_rows=lambda part, on_answer: _revised(reviser, part, on_answer),
+    rows = batch.run(
+        drafts,
+        chat,
+        partial(_revised, reviser),
         measures=_measures,
         items_at_once=config.prompts_at_once,
         answers_per_item=config.num_revisions * reviser.answers_per_step,
     )
-    rows = batch.run(drafts, maker)
     learned = [row for row in rows if any(step["is_usable"] for step in row["steps"])]
     if not learned:
         raise ValueError(
