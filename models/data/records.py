@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
 class RecordError(ValueError):
     """A record that does not hold what its class demands."""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    with path.open(encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
+from trimtab.models.data.records import read_rows as read_rows
 from trimtab.models.nets.packing import Candidates, encode, encode_whole, with_categories
 from trimtab.models.training.trunk_cache import CachedTrunk
 
@@ -54,12 +55,6 @@ def score_row(
         "was_trained_on": was_trained_on,
     }
     return row if is_planted is None else {**row, "is_planted": is_planted}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file."""
-    with path.open(encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
 
 
 def read_prompts(folder: Path, which: str) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.models.reporting.kit.artifacts import ReportInputError, Row, read_rows
+from trimtab.models.data.records import read_rows
+from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
 
 MEAN = "judge_score"
 MEASURES = ("gold", MEAN)  # who decides, the first that there is

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_account import RowAccount
 
 SPLITS = ("train", "validation", "test")
@@ -20,12 +21,6 @@ Row = dict[str, Any]
 
 class ReportInputError(ValueError):
     """Artifacts that do not belong together."""
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON-lines file."""
-    with path.open(encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
 
 
 @dataclass(frozen=True)
