@@ -133,49 +133,32 @@ def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
     """The table of all methods in Markdown, for documentation."""
-    heads = (
-        *("method", "gold score" if judge == "gold" else "held-out score"),
-        *(
-            "win / tie / lose against SFT, %",
-            "wins − losses, points",
-            "win rate at equal length, %",
-        ),
-        *("KL, nats", "length, tokens", "forget set, lost / won, %"),
-        *("responses sampled", "tokens trained", "seconds", *IF_ANY),
-    )
-    columns = zip(heads, *(_cells(method, judge) for method in methods), strict=True)
-    shown = [column for column in columns if column[0] not in IF_ANY or any(column[1:])]
-    heads, *rows = zip(*shown, strict=True)
-    table = markdown(heads, rows)
+    rows = [_cells(method, judge) for method in methods]
+    heads = [head for head in rows[0] if head not in IF_ANY or any(row[head] for row in rows)]
+    table = markdown(heads, [[row[head] for head in heads] for row in rows])
     seeds = ", ".join(map(str, config.seeds))
     return f"Recipe `{config.recipe}`, seeds {seeds}, by {MEASURE_NAMES[judge]}.\n\n{table}\n"
 
 
-def _cells(method: Method, judge: str) -> list[str]:
-    duel, forget, budget = method.against_sft, method.forget, method.budget
-    controlled = method.rated.controlled
+def _cells(method: Method, judge: str) -> dict[str, str]:
+    """By the head of its column; empty where there is no such thing, as no judge or one sample."""
+    duel, forget, taken = method.against_sft, method.forget, method.budget
+    controlled, costs = method.rated.controlled, taken or Budget()
     shares = [] if duel is None else [duel.win, duel.tie, duel.lose]
     lost = [] if forget is None else [forget.lose, forget.win]
-    return [
-        method.words,
-        spread(method.means[judge]),
-        " / ".join(f"{100 * each.value:.0f}" for each in shares),
-        "" if duel is None else net(duel.net),
-        "" if controlled is None else share(controlled),
-        spread(method.means["kl"], 2),
-        spread(method.means["length"], 1),
-        " / ".join(f"{100 * each.value:.0f}" for each in lost),
-        "" if budget is None else f"{budget.num_sampled:,}",
-        "" if budget is None else f"{budget.num_trained_tokens:,}",
-        "" if budget is None else f"{budget.seconds:,.1f}",
-        *_cells_if_any(budget or Budget()),
-    ]
-
-
-def _cells_if_any(budget: Budget) -> list[str]:
-    """Empty where there is no judge, and no more than one sample an answer."""
-    return [
-        f"{budget.samples_per_answer}" if budget.samples_per_answer > 1 else "",
-        f"{budget.judge_tokens:,}" if budget.judge_tokens else "",
-        f"{budget.judge_cost:.4g}" if budget.judge_cost else "",
-    ]
+    return {
+        "method": method.words,
+        "gold score" if judge == "gold" else "held-out score": spread(method.means[judge]),
+        "win / tie / lose against SFT, %": " / ".join(f"{100 * s.value:.0f}" for s in shares),
+        "wins − losses, points": "" if duel is None else net(duel.net),
+        "win rate at equal length, %": "" if controlled is None else share(controlled),
+        "KL, nats": spread(method.means["kl"], 2),
+        "length, tokens": spread(method.means["length"], 1),
+        "forget set, lost / won, %": " / ".join(f"{100 * s.value:.0f}" for s in lost),
+        "responses sampled": f"{taken.num_sampled:,}" if taken else "",
+        "tokens trained": f"{taken.num_trained_tokens:,}" if taken else "",
+        "seconds": f"{taken.seconds:,.1f}" if taken else "",
+        "samples an answer": str(costs.samples_per_answer) if costs.samples_per_answer > 1 else "",
+        "judge's tokens": f"{costs.judge_tokens:,}" if costs.judge_tokens else "",
+        "judge's cost": f"{costs.judge_cost:.4g}" if costs.judge_cost else "",
+    }
