@@ -1,4 +1,4 @@
-"""The command that people use, as a process with a home of its own."""
+"""The command that people use, with a home of its own, as a process, or many of them in one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 # Prefect's database with its tables and no rows, which take a server three seconds to make. Set by
 # the fixture `tables`.
 TABLES: list[Path] = []
+# The process that runs commands, inside `one_process`.
+ONE_PROCESS: list[subprocess.Popen[str]] = []
 # Machines differ threefold in speed; on a fast one the longest takes two minutes and a half.
 SECONDS = 1200
 
@@ -40,12 +46,65 @@ def start(
     )
 
 
-def trimtab(home: Path, *arguments: str) -> str:
-    """Run the command to its end, which must be a good one; returns its output."""
-    process = start(home, *arguments)
-    output = _output(process)
-    assert process.returncode == 0, output
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Inside, `trimtab` runs its commands one after another in one process, which saves seconds.
+
+    All of them have the PREFECT_HOME and PREFECT_API_URL of the first.
+    """
+    ONE_PROCESS.append(
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.flows.command_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    )
+    try:
+        yield
+    finally:
+        process = ONE_PROCESS.pop()
+        _output(process)
+    assert process.returncode == 0
+
+
+def trimtab(home: Path, *arguments: str, status: int = 0) -> str:
+    """Run the command to its end, which must have this exit status; returns its output.
+
+    A command that starts a Prefect server is a process of its own: Prefect is loaded after that.
+    """
+    if ONE_PROCESS and "PREFECT_API_URL" in os.environ:
+        ended_with, output = _run_in(ONE_PROCESS[-1], home, arguments)
+    else:
+        process = start(home, *arguments)
+        output = _output(process)
+        ended_with = process.returncode
+    assert ended_with == status, output
     return output
+
+
+def _run_in(
+    process: subprocess.Popen[str], home: Path, arguments: tuple[str, ...]
+) -> tuple[int, str]:
+    """The exit status and output of a command that a process of `one_process` runs."""
+    assert process.stdin is not None and process.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as output:
+        command = {
+            "arguments": arguments,
+            "environment": {**os.environ, "TRIMTAB_HOME": str(home)},
+            "output": output.name,
+        }
+        watch = Timer(SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+        watch.start()
+        try:
+            print(json.dumps(command), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        finally:
+            watch.cancel()
+        said = output.read()
+    assert answer, said
+    return int(answer), said
 
 
 def _output(process: subprocess.Popen[str]) -> str:

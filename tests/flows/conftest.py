@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from filelock import FileLock
 
-from tests.flows.command import TABLES, give_tables, trimtab
+from tests.flows.command import TABLES, give_tables, one_process, trimtab
 from tests.flows.running_stack import (
     Deployed,
     Running,
@@ -84,7 +84,7 @@ def home(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[None]:
-    """Commands share a server, which saves time."""
+    """Commands share a server and a process, which saves time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         folder = tmp_path_factory.mktemp("prefect")
@@ -92,7 +92,8 @@ def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[
         patch.setenv("PREFECT_HOME", str(folder))
         with local_prefect_server() as wait_until_ready:
             wait_until_ready()
-            yield
+            with one_process():
+                yield
 
 
 @pytest.fixture(scope="session")

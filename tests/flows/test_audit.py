@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.command import start, trimtab
+from tests.flows.command import trimtab
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.audit.audit_gate import gate_of_audit
@@ -71,9 +71,7 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     assert "trimtab audit FILE" in page
 
     # The numbers for a script, from the store, and a status to stop on.
-    process = start(home, "audit", str(file), "--json", "--fail-over", "0.02")
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 3, said
+    said = trimtab(home, "audit", str(file), "--json", "--fail-over", "0.02", status=3)
     assert "of the labels are wrong [" in said and "more than --fail-over 0.02" in said
     numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert (numbers["num_pairs"], numbers["num_looks_wrong"]) == (120, 3)
@@ -130,9 +128,7 @@ def _check_baseline(home: Path, file: Path, baseline: Path) -> None:
     more[0] |= _turned(more[0])
     file.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, more)]))
     options = ("--baseline", str(baseline), "--fail-over", "0.2", "--json")
-    process = start(home, "audit", str(file), *options)
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+    said = trimtab(home, "audit", str(file), *options)
     numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])["baseline"]
     assert (numbers["num_common"], numbers["num_turned"], numbers["num_new"]) == (119, 1, 10)
     assert (numbers["num_turned_wrong"], numbers["num_new_wrong"], numbers["num_gone"]) == (0, 1, 0)
@@ -168,9 +164,7 @@ def test_your_own_voters_vote_beside_the_others(tmp_path: Path) -> None:
 
     # A mistake in a file that is right in form is found once pairs are read.
     votes.write_text("id,vote\npair0,1\npair999,1\nx,2\n")
-    process = start(home, "audit", str(file), "--votes", str(votes))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, said
+    said = trimtab(home, "audit", str(file), "--votes", str(votes), status=1)
     assert "my votes.csv:3: unknown_id in field 'id': found 'pair999'" in said
 
 
@@ -206,9 +200,7 @@ def test_judges_vote_beside_the_others(tmp_path: Path, monkeypatch: pytest.Monke
         right.models = first.models = Reply({"data": [{"id": "right"}, {"id": "lab/First"}]})
         command = ("audit", str(file), "--judge", f"right@{right.url}")
         command += ("--judge", f"lab/First@{first.url}", "--judge-pairs", "100")
-        process = start(home, *command)
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == 1, said
+        said = trimtab(home, *command, status=1)
         assert f"judge right at {right.url}: 200 requests, 100 pairs in both orders" in said
         assert "status 400: out of memory" in said
         answered = right.bodies[:40]

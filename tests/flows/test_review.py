@@ -12,7 +12,7 @@ import pytest
 from tests.flows.command import digests, from_store, trimtab
 from tests.flows.conftest import NAME
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 RUN = ("run", "smoke", "--flow", "label-audit")
 
