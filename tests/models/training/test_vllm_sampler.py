@@ -58,6 +58,24 @@ def _python_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PYTHON, str(script))
 
 
+@pytest.fixture
+def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in in this process, not in one that loads torch for each sampler anew."""
+    if HAS_VLLM:
+        return
+    workers: dict[VllmSampler, vllm_worker.Worker] = {}
+
+    def start(sampler: VllmSampler) -> None:
+        sampler.process = mock.create_autospec(subprocess.Popen, instance=True)
+        workers[sampler] = vllm_worker.Worker()
+
+    monkeypatch.setitem(sys.modules, "vllm", pretend_vllm)
+    monkeypatch.setattr(VllmSampler, "_start", start)
+    monkeypatch.setattr(
+        VllmSampler, "_ask", lambda sampler, request: workers[sampler].handle(request)
+    )
+
+
 @pytest.fixture(scope="module")
 def one_head(tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, world: Path) -> Path:
     """With one head of 32 numbers: vLLM has no attention on CPUs for the recipe's, of 16."""
@@ -111,6 +129,7 @@ def test_the_first_ratio_is_one(tmp_path: Path, config: PPOConfig, inputs: Any) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
 def test_ppo_goes_on_where_it_was_killed(
     tmp_path: Path, config: PPOConfig, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +163,7 @@ def test_two_ranks_have_the_responses_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
 def test_a_policy_that_it_did_not_get_is_noticed(
     tmp_path: Path, config: PPOConfig, one_head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +186,7 @@ def test_a_policy_that_it_did_not_get_is_noticed(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
 def test_it_gets_adapters_with_the_weights(
     tmp_path: Path, config: PPOConfig, one_head: Path, smoke_config: Any
 ) -> None:
@@ -260,24 +281,6 @@ def _samples(kind: Any) -> bool:
         fields = kind.model_fields.values()
         return issubclass(kind, SamplerConfig) or any(_samples(each.annotation) for each in fields)
     return any(map(_samples, get_args(kind)))
-
-
-@pytest.fixture
-def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in in this process, not in one that loads torch for each sampler anew."""
-    if HAS_VLLM:
-        return
-    workers: dict[VllmSampler, vllm_worker.Worker] = {}
-
-    def start(sampler: VllmSampler) -> None:
-        sampler.process = mock.create_autospec(subprocess.Popen, instance=True)
-        workers[sampler] = vllm_worker.Worker()
-
-    monkeypatch.setitem(sys.modules, "vllm", pretend_vllm)
-    monkeypatch.setattr(VllmSampler, "_start", start)
-    monkeypatch.setattr(
-        VllmSampler, "_ask", lambda sampler, request: workers[sampler].handle(request)
-    )
 
 
 @pytest.mark.slow
