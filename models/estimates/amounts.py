@@ -27,33 +27,34 @@ NUM_DRAWN = 200
 ASSUMED_PAIRS = 160_800
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Amounts:
     """Counts of examples, and bounds on tokens a row (end tokens included).
 
     train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
-    they are of; ranked: the most responses of one. held_out_prompts: of the synthetic world's
-    held-out family, to adapt to. distinct_demonstrations: of different prompts. eval_prompts: of
-    all `eval_sets` sets, that of validation included. prompt_tokens, dialogue_tokens (prompt and
-    one response), pair_tokens (prompt and both responses in one packed row): the most of any row.
+    they are of; ranked: the most responses of one. Of the synthetic world, pair_prompts: that its
+    comparisons answer; held_out_prompts: of its held-out family, to adapt to.
+    distinct_demonstrations: of different prompts. eval_prompts: of all `eval_sets` sets, that of
+    validation included. prompt_tokens, dialogue_tokens (prompt and one response), pair_tokens
+    (prompt and both responses in one packed row): the most of any row.
     assumptions: where the numbers come from, a sentence each.
     """
 
     demonstrations: int
-    pair_prompts: int
+    distinct_demonstrations: int = 0
+    pair_prompts: int = 0
     pairs: int
     train_pairs: int
     train_rankings: int
-    ranked: int
+    ranked: int = 2
     policy_prompts: int
-    held_out_prompts: int
-    distinct_demonstrations: int
-    eval_prompts: int
-    eval_sets: int
+    held_out_prompts: int = 0
+    eval_prompts: int = 0
+    eval_sets: int = 0
     prompt_tokens: int
     dialogue_tokens: int
     pair_tokens: int
-    assumptions: tuple[str, ...]
+    assumptions: tuple[str, ...] = ()
 
     @property
     def held_out_pairs(self) -> int:
@@ -147,13 +148,11 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
         evaluated += [len(load_written(name)) for name in SETS]
     return Amounts(
         demonstrations=shown,
-        pair_prompts=pairs,
         pairs=pairs,
         train_pairs=train,
         train_rankings=round(rankings * shares["train"]),
         ranked=ranked,
         policy_prompts=train,
-        held_out_prompts=0,
         distinct_demonstrations=shown,
         eval_prompts=sum(evaluated),
         eval_sets=len(evaluated),

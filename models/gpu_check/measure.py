@@ -157,19 +157,12 @@ def inputs_of(
     count = len(rows)
     amounts = Amounts(
         demonstrations=count,
-        pair_prompts=count,
         pairs=count,
         train_pairs=count,
         train_rankings=count,
-        ranked=2,
         policy_prompts=count,
-        held_out_prompts=0,
-        distinct_demonstrations=count,
-        eval_prompts=0,
-        eval_sets=0,
         prompt_tokens=prompt,
         dialogue_tokens=dialogue,
         pair_tokens=longest,
-        assumptions=(),
     )
     return StageInputs(shape, amounts, has_gpus=bench.device == "cuda")

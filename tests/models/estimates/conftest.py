@@ -21,14 +21,11 @@ AMOUNTS = Amounts(
     train_rankings=20,
     ranked=4,
     policy_prompts=40,
-    held_out_prompts=0,
-    distinct_demonstrations=0,
     eval_prompts=12,
     eval_sets=4,
     prompt_tokens=10,
     dialogue_tokens=25,
     pair_tokens=42,
-    assumptions=(),
 )
 TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ from trimtab.models.config.reward import (
 )
 from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
-from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import FLOAT_BYTES, Partition, key_value_cache
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
@@ -143,9 +143,8 @@ def test_sampling_stages() -> None:
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = StageInputs(
-        SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 0, 0, 500, 4, 9000, 9000, 18000, ())
-    )
+    lengths = {"prompt_tokens": 9000, "dialogue_tokens": 9000, "pair_tokens": 18000}
+    long = StageInputs(SHAPE, replace(AMOUNTS, pair_prompts=500, **lengths))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.

@@ -76,20 +76,13 @@ def _amounts(inputs: dict[str, Path]) -> Amounts:
     answer = max(len(text.split()) for text in answers) + 1
     return Amounts(
         demonstrations=NUM_ROWS,
-        pair_prompts=NUM_ROWS,
         pairs=3 * NUM_ROWS,
         train_pairs=NUM_ROWS,
         train_rankings=NUM_ROWS,
-        ranked=2,
         policy_prompts=NUM_ROWS,
-        held_out_prompts=0,
-        distinct_demonstrations=NUM_ROWS,
-        eval_prompts=NUM_ROWS,
-        eval_sets=4,
         prompt_tokens=prompt,
         dialogue_tokens=prompt + answer,
         pair_tokens=prompt + 2 * answer,
-        assumptions=(),
     )
 
 
