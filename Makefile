@@ -30,7 +30,7 @@ check: $(INSTALLED) ## format, lint, types, import contracts, and beside them th
 
 static: $(INSTALLED)
 	@echo "== format"; $(BIN)/ruff format --check .
-	@echo "== lint"; $(BIN)/ruff check .
+	@echo "== lint"; $(BIN)/ruff check .; $(BIN)/python -m tests.tools.wording
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== lines by room"; $(BIN)/python -m tests.tools.architecture --check docs/architecture.md
 	@echo "== types"; $(BIN)/mypy

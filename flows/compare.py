@@ -19,7 +19,7 @@ from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import about_report, answered, require_startable, tracked_flow
+from trimtab.flows.runs.lifecycle import answered, report_about, require_startable, tracked_flow
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
@@ -85,5 +85,5 @@ def compare(
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        numbers = export_report(tracked, found, results, found_name.name, about_report(found_name))
+        numbers = export_report(tracked, found, results, found_name.name, report_about(found_name))
     return answered(numbers)

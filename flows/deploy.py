@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectNotFound
 
 import trimtab
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import as_served
+from trimtab.flows.config.form import serve_schema
 from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
@@ -69,8 +69,8 @@ def _events(*states: str) -> set[str]:
 
 
 _STATES = _events(
-    *("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot", "Late", "Pending", "Running"),
-    *("Paused", "Suspended", "Crashed", "Completed", "Failed", "Cancelled"),
+    *"Scheduled AwaitingRetry AwaitingConcurrencySlot Late Pending Running".split(),
+    *"Paused Suspended Crashed Completed Failed Cancelled".split(),
 )
 
 
@@ -101,7 +101,7 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         ("runs in which nothing moves", STUCK, _events("Running") | {ADVANCED}, STILL),
         ("crashed runs that do not go on", LEFT, _events("Crashed"), CRASHED_FOR),
     ):
-        trigger = _of_our_runs(after=after, expect=_STATES - after, within=within)
+        trigger = _run_trigger(after=after, expect=_STATES - after, within=within)
         actions = [_saying(channel, event)]
         told.append(
             AutomationCore(name=f"trimtab: tell of {name}", trigger=trigger, actions=actions)
@@ -113,7 +113,7 @@ def _tag() -> str:
     return f"prefect.tag.{TAG}"
 
 
-def _of_our_runs(after: set[str], expect: set[str], within: timedelta) -> EventTrigger:
+def _run_trigger(after: set[str], expect: set[str], within: timedelta) -> EventTrigger:
     """Fires for each run of our deployments that has one of `after` and then none of `expect`.
 
     One more of `after` starts the time anew: only what is in both sets does so for Prefect, which
@@ -195,7 +195,9 @@ def _serve_forms(client: SyncPrefectClient) -> None:
             "PATCH",
             "/deployments/{id}",
             path_params={"id": deployment.id},
-            json={"parameter_openapi_schema": as_served(deployment.parameter_openapi_schema or {})},
+            json={
+                "parameter_openapi_schema": serve_schema(deployment.parameter_openapi_schema or {})
+            },
         )
 
 

@@ -17,7 +17,7 @@ from trimtab.flows.config.overrides import RunChanges, apply_changes, format_ove
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.flows.pipeline.run import Future, Run, SharedRun
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import about_report, require_startable, tracked_flow
+from trimtab.flows.runs.lifecycle import report_about, require_startable, tracked_flow
 from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.tracking.runs import TrackedRun
@@ -126,5 +126,5 @@ def _read(
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))
-    numbers = export_report(tracked, found, results, name.name, about_report(name))
+    numbers = export_report(tracked, found, results, name.name, report_about(name))
     return str(numbers["status"])

@@ -66,7 +66,7 @@ class Settings:
         )
 
 
-def without_password(url: str) -> str:
+def hide_password(url: str) -> str:
     """An address as it may be shown: what comes before the host is left out."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:

@@ -133,11 +133,13 @@ class Board:
         if not self.total:
             return ""
         left = self.seconds_left()
-        time_left = "" if left is None or self.done == self.total else f", {in_words(left)} left"
+        time_left = (
+            "" if left is None or self.done == self.total else f", {duration_text(left)} left"
+        )
         return f"{self.done} of {self.total} stages{time_left}"
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """About how long, no more exactly than it can be known."""
     if seconds < 45:
         return "under a minute"

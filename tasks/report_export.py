@@ -90,7 +90,7 @@ def export_report(
         markdown="\n".join(
             [
                 *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
-                *_in_markdown(pages, links),
+                *_markdown_lines(pages, links),
                 *(f"**Warning:** {warning}\n" for warning in warnings),
                 f"MLflow run: {tracked.link}. {counted}.",
                 *(f"\n{line}" for line in told),
@@ -177,7 +177,7 @@ def _link(tracked: TrackedRun, name: str, pages: Mapping[str, Path]) -> dict[str
     return links
 
 
-def _in_markdown(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:
+def _markdown_lines(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:
     """A line for each page: its link, and its place on the worker."""
     found = []
     for page, path in pages.items():

@@ -102,7 +102,9 @@ def _describe(result: StageResult) -> None:
         asset.add_metadata(dataclasses.asdict(result.ref))
 
 
-def of_asset(task: Task[..., StageResult], data: str, label: str | None) -> Task[..., StageResult]:
+def asset_task(
+    task: Task[..., StageResult], data: str, label: str | None
+) -> Task[..., StageResult]:
     """The task with the asset that it makes, if it makes one; `data` names recipe and data.
 
     Runs of the same recipe and data make it anew; Prefect relates it to those that it is made of.

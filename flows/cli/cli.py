@@ -203,7 +203,7 @@ def _known_flow(name: str) -> str:
     return name
 
 
-def _above_zero(value: float | None) -> float | None:
+def _require_above_zero(value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise typer.BadParameter(f"{value:g} is not above 0.")
     return value
@@ -336,7 +336,7 @@ MaxRefused = Annotated[
     ),
 ]
 Seeds = partial(Option, metavar="N")
-Days = partial(Option, callback=_above_zero, metavar="DAYS")
+Days = partial(Option, callback=_require_above_zero, metavar="DAYS")
 Port = partial(Option, min=1, max=65535)
 
 
@@ -370,7 +370,8 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
     as_json: Annotated[bool, Option("--json", help="With --dry-run: the plan as JSON.")] = False,
     gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
     gpu_memory: Annotated[
-        float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
+        float | None,
+        Option(callback=_require_above_zero, help="With --gpus: memory of each, in GiB."),
     ] = None,
 ) -> None:
     """Run a recipe, or print its plan or its configuration."""
@@ -590,7 +591,9 @@ def look(
 def gpu_check(
     minutes: Annotated[
         float,
-        Option(callback=_above_zero, help="Time for all parts; what does not fit is left out."),
+        Option(
+            callback=_require_above_zero, help="Time for all parts; what does not fit is left out."
+        ),
     ] = 10,
     out: Annotated[
         Path, Option(metavar="DIR", help="Folder for results.json, log.txt and two timelines.")

@@ -29,10 +29,10 @@ from trimtab.flows.config.names import check_free, name_run
 from trimtab.flows.config.overrides import (
     RoundChanges,
     apply_changes,
+    drop_usual,
     parse_overrides,
     read_changes,
     validate_changes,
-    without_usual,
 )
 from trimtab.flows.config.paths import merged_changes
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
@@ -108,7 +108,7 @@ def recipe_and_changes(
             raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
         recipe = recipe or own
         if recipe is not None:
-            given = without_usual(given, recipe_named(recipe).model_dump(mode="json"))
+            given = drop_usual(given, recipe_named(recipe).model_dump(mode="json"))
         changes = merged_changes(given, changes)
     if recipe is None:
         raise ConfigError(
@@ -497,7 +497,7 @@ def machine_of_plan(
 ) -> Machine:
     """The machine to plan for: the given GPUs, else the recipe's machine, else this host."""
     if gpus is not None and gpu_memory is not None:
-        return Machine.of_gpus(gpus, gpu_memory)
+        return Machine.with_gpus(gpus, gpu_memory)
     machine = MACHINES.get(recipe) or this_host(settings)
     if machine is None:
         raise ConfigError(

@@ -23,7 +23,7 @@ from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.flows.runs.checks import check, this_host, uncounted_plan
 from trimtab.infra.processes.gpus import unused_gpus
-from trimtab.infra.settings import Settings, without_password
+from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.store.s3 import S3Objects
 from trimtab.infra.store.store import open_store
@@ -128,7 +128,7 @@ def _places(settings: Settings) -> Iterator[Line]:
     yield _store(settings.store_url)
     yield _server("Prefect", os.environ.get("PREFECT_API_URL"), "/health", "started for each run")
     mlflow = None if settings.embedded_mlflow else settings.mlflow_uri
-    yield _server("MLflow", mlflow, "/health", without_password(settings.mlflow_uri))
+    yield _server("MLflow", mlflow, "/health", hide_password(settings.mlflow_uri))
 
 
 def _home(home: Path) -> Line:
@@ -166,7 +166,7 @@ def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
     """Whether a server answers; without a URL, or where it is a file, what is used in its place."""
     if url is None or not url.startswith("http"):
         return Line("ok", name, embedded)
-    shown = without_password(url)
+    shown = hide_password(url)
     try:
         answer = httpx.get(url.rstrip("/") + path, timeout=SECONDS, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:

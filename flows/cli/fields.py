@@ -44,7 +44,7 @@ class Setting:
         """The configuration's own value as JSON; `required` where there is none."""
         if self.field.is_required():
             return "required"
-        return as_json(self.field.get_default(call_default_factory=True))
+        return to_json(self.field.get_default(call_default_factory=True))
 
     @property
     def allowed(self) -> str:
@@ -68,7 +68,7 @@ def settings_of(model: type[BaseModel], above: str = "") -> Iterator[Setting]:
             yield from settings_of(section, f"{above}{name}.")
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """A setting's value as it is written on the command line."""
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
@@ -178,7 +178,7 @@ def _said(setting: Setting, values: Mapping[str, Any]) -> str:
     """A setting's value in a recipe, what is allowed, and its description."""
     place, value = value_at(values, setting.path)
     is_off = place != setting.path
-    said = setting.default if is_off else as_json(value)
+    said = setting.default if is_off else to_json(value)
     off = f" (the section is off: {place}=null)" if is_off else ""
     about = textwrap.wrap(f"{setting.description}. Allowed: {setting.allowed}.", WIDTH - 4)
     return "\n".join([f"{setting.path}={said}{off}", *(f"    {line}" for line in about)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
 from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, RUN_FILE
-from trimtab.infra.settings import Settings, without_password
+from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.tracking.reports import TrackedReport, fetch_report, tracked_reports
 
 ON_THE_SERVER = "MLflow: trimtab report {name}"
@@ -97,6 +97,6 @@ def _tracked(settings: Settings) -> list[TrackedReport]:
 
 def _failed(settings: Settings, error: Exception) -> CommandError:
     """What MLflow says, without its login, which may be a part of the address."""
-    server = without_password(settings.mlflow_uri)
+    server = hide_password(settings.mlflow_uri)
     said = str(error).replace(settings.mlflow_uri, server)
     return CommandError(f"MLflow at {server} failed: {said}")

@@ -11,8 +11,17 @@ from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_chang
 from trimtab.flows.config.recipes import recipe_named
 
 METHODS: tuple[Arm, ...] = (
-    *("vanilla", "ppo_max_rm", "ppo_max_am", "full"),
-    *("dpo", "cpl", "best_of_n", "rejection_sampling", "rejection_sampling_ppo", "rest", "hir"),
+    "vanilla",
+    "ppo_max_rm",
+    "ppo_max_am",
+    "full",
+    "dpo",
+    "cpl",
+    "best_of_n",
+    "rejection_sampling",
+    "rejection_sampling_ppo",
+    "rest",
+    "hir",
 )
 SEEDS = (2, 3, 4)
 # Arms and seeds are given by themselves, and there are no rounds.

@@ -43,7 +43,7 @@ REQUIRED = ("recipe", "paper", "exhibit")
 Schema = dict[str, Any]
 
 
-def as_drawn(position: int, extra: Mapping[str, Any], schema: Schema) -> None:
+def draw_sections(position: int, extra: Mapping[str, Any], schema: Schema) -> None:
     """Change a field's JSON schema in place: where it stands, and how it is drawn.
 
     extra: what is valid besides the field's type.
@@ -92,7 +92,7 @@ def add_often_changed(schema: Schema, resolved: Callable[[Schema], Schema]) -> N
             schema["properties"][path] = {**found, "title": label, "position": position}
 
 
-def as_served(schema: Mapping[str, Any]) -> Schema:
+def serve_schema(schema: Mapping[str, Any]) -> Schema:
     """The schema of a flow's parameters as its deployment has it.
 
     Prefect's own lets a misspelt parameter pass, which would then fail the run; it says of no

@@ -88,7 +88,7 @@ class RunName:
 def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
     part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else f"-{flow}"
-    return _named(f"{_of_seed(config)}{part}", given, flow, config, settings_of(config))
+    return _named(f"{_seed_suffix(config)}{part}", given, flow, config, settings_of(config))
 
 
 def name_run_over_seeds(
@@ -240,7 +240,7 @@ def _data(values: Mapping[str, Any]) -> list[Any]:
     return [values["preferences"][path.rpartition(".")[2]] for path in DATA]
 
 
-def _of_seed(config: RunConfig) -> str:
+def _seed_suffix(config: RunConfig) -> str:
     changes = {k: v for k, v in _changes(config).items() if k != "seed"}
     seed = f"seed{config.seed}"
     if config.recipe in ONLY_FLOW:

@@ -36,7 +36,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from trimtab.flows.config.config import ConfigError, RunConfig, load_config
 from trimtab.flows.config.explain import EXPLAINED, explain, explained, short
-from trimtab.flows.config.form import CHANGE, OFTEN, add_often_changed, as_drawn
+from trimtab.flows.config.form import CHANGE, OFTEN, add_often_changed, draw_sections
 from trimtab.flows.config.paths import leaves, merged_changes, nested, section_of, value_at
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
@@ -69,7 +69,7 @@ class ExplainedChanges(BaseModel):
     @classmethod
     def _explains(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return check(_by_section(values))
+            return check(_nest_by_section(values))
         except ValidationError as error:
             raise explained(error, cls) from None
 
@@ -82,7 +82,7 @@ class ExplainedChanges(BaseModel):
         return found
 
 
-def _by_section(values: Any) -> Any:
+def _nest_by_section(values: Any) -> Any:
     """Settings given by their path, `{"ppo.kl_coef": 0.1}`, at their place in the sections."""
     if not isinstance(values, Mapping):
         return values
@@ -123,7 +123,7 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = ""
             default_factory=lambda: None,
             title=path,
             description=about.strip().partition("\n")[0] or None,
-            json_schema_extra=partial(as_drawn, position, extra),
+            json_schema_extra=partial(draw_sections, position, extra),
         )
         fields[name] = (bool | None if kind is bool else kind, given)
     return create_model(
@@ -180,9 +180,9 @@ def apply_changes(
         return config
     if not isinstance(changes, BaseModel):
         changes = validate_changes(changes, kind)
-    given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
+    given = _drop_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
-    return load_config(merged_changes(_without_others_categories(values, given), given))
+    return load_config(merged_changes(_drop_other_categories(values, given), given))
 
 
 def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
@@ -198,9 +198,7 @@ def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseM
         raise ConfigError(explain(error, kind)) from None
 
 
-def _without_others_categories(
-    values: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _drop_other_categories(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the recipe's categories, one per source, if the number of sources changes."""
     preferences = given.get("preferences", {})
     sources = preferences.get("sources")
@@ -211,15 +209,15 @@ def _without_others_categories(
     return {**values, "preferences": {**old, "categories": old["categories"] if fit else []}}
 
 
-def _without_empty(value: Any) -> Any:
+def _drop_empty(value: Any) -> Any:
     """Drop empty sections: Prefect's form sends sections that the user left untouched.
 
     Such a section would otherwise replace a null section, such as `zero`, by one of defaults.
     """
     if isinstance(value, list):
-        return [_without_empty(item) for item in value]
+        return [_drop_empty(item) for item in value]
     if isinstance(value, Mapping):
-        inside = {name: _without_empty(item) for name, item in value.items()}
+        inside = {name: _drop_empty(item) for name, item in value.items()}
         return {name: item for name, item in inside.items() if item != {}}
     return value
 
@@ -279,13 +277,13 @@ def read_changes(path: Path) -> dict[str, Any]:
     return _with_lists(found, RunConfig)
 
 
-def without_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def drop_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Changes without those settings that have their usual value."""
     left = {}
     for name, value in changes.items():
         there = usual.get(name, ...)
         if isinstance(value, dict) and isinstance(there, dict):
-            if inside := without_usual(value, there):
+            if inside := drop_usual(value, there):
                 left[name] = inside
         elif value != there:
             left[name] = value
@@ -298,7 +296,7 @@ def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]
         return []
     if isinstance(changes, BaseModel):
         changes = changes.model_dump(mode="json", exclude_unset=True)
-    return [f"{path}={_text(value)}" for path, value in leaves(_without_empty(changes))]
+    return [f"{path}={_text(value)}" for path, value in leaves(_drop_empty(changes))]
 
 
 def _text(value: Any) -> str:

@@ -24,7 +24,7 @@ from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import PREFIX
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
-from trimtab.tasks.stage_task import of_asset
+from trimtab.tasks.stage_task import asset_task
 from trimtab.tasks.stages import TASKS
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -95,7 +95,7 @@ class Run:
         task = TASKS[spec.name]
         if spec.device not in task.tags:
             task = task.with_options(tags=[spec.device])
-        task = of_asset(task, self._data, keywords.get("label") or spec.label)
+        task = asset_task(task, self._data, keywords.get("label") or spec.label)
         if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
             keywords["ledger"] = self.name
         board.submitted(is_last=spec.name in PAGES)

@@ -224,7 +224,7 @@ def _check_preferences(
     if not found.mistakes:
         _check_token_limit(config, look, found)
     if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
-        found.mistakes += _of_pairs(config, look)
+        found.mistakes += _check_all_pairs(config, look)
 
 
 def _check_token_limit(config: RunConfig, look: Look, found: Findings) -> None:
@@ -261,7 +261,7 @@ def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[
     return lines
 
 
-def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
+def _check_all_pairs(config: RunConfig, look: Look) -> Iterator[str]:
     """Mistakes that only all pairs together show, before overlong pairs are removed."""
     given = config.preferences
     folds = [each.num_folds for each in config.embedding_models if each.kind != "nearest"]
@@ -449,4 +449,4 @@ def this_host(settings: Settings) -> Machine | None:
     memory = memory_of(settings.gpus)
     if memory is None:
         return None
-    return Machine.of_gpus(len(settings.gpus), memory / GIB, name_of(settings.gpus))
+    return Machine.with_gpus(len(settings.gpus), memory / GIB, name_of(settings.gpus))

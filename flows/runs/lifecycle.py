@@ -82,7 +82,7 @@ def run_flow(
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:
         if config.suspend.for_label_review:
-            about = about_report(name)
+            about = report_about(name)
             run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
         champion = stages(run)
         numbers = finish_run(run, tracked, champion, name)
@@ -175,7 +175,7 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def about_report(name: RunName, reviewed: str = "") -> dict[str, Any]:
+def report_about(name: RunName, reviewed: str = "") -> dict[str, Any]:
     """Whose report a flow's report is, and how it was made: as `export_report` takes it.
 
     reviewed: what came of a person's review of the labels.
@@ -290,7 +290,7 @@ def finish_run(
             role: done for role, done in results.items() if not role.startswith("cross_fitted_")
         },
     ).result()
-    about = about_report(name, run.reviewed)
+    about = report_about(name, run.reviewed)
     end_if_started_again()
     numbers = export_report(tracked, summary, results, name.name, about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)

@@ -182,7 +182,7 @@ def _stage_inputs(
         share = labels.config.keep_to - labels.config.keep_from
         if labels.config.max_pairs is not None:
             share = min(share, labels.config.max_pairs / max(1, amounts.train_pairs))
-        amounts = amounts.of_slice(share)
+        amounts = amounts.scaled(share)
     return StageInputs(
         shape,
         amounts,

@@ -96,7 +96,7 @@ def _work_table(plan: Plan) -> str:
 
 def _memory_table(plan: Plan) -> str:
     rows = []
-    for same in _by_peak([row for row in plan.rows if row.work.phases]):
+    for same in _group_by_peak([row for row in plan.rows if row.work.phases]):
         phase, memory = same[0].work.peak
         cells = [size(getattr(memory, field)) for _, field in MEMORY_COLUMNS]
         rows.append([phase, count(same[0].work.parameters), *cells, _names(same)])
@@ -105,7 +105,7 @@ def _memory_table(plan: Plan) -> str:
     return table(header, rows, texts=(0, len(header) - 1))
 
 
-def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
+def _group_by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
     """Rows that need the same memory for the same thing, in order of first appearance."""
     groups: dict[Any, list[PlanRow]] = {}
     for row in rows:
@@ -233,7 +233,7 @@ def _largest_need(plan: Plan) -> str:
 
 def _too_large_for_a_gpu(plan: Plan) -> list[str]:
     lines = []
-    for same in _by_peak(plan.rows):
+    for same in _group_by_peak(plan.rows):
         phase, ranks = same[0].work.peak[0], same[0].work.num_ranks
         if ranks > plan.machine.num_devices:
             lines.append(

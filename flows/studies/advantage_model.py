@@ -12,8 +12,8 @@ from trimtab.flows.studies.steps import (
     add_advantage_model,
     add_policy,
     add_scorer,
-    at_kl,
     ppo_without_rehearsal,
+    set_kl,
     submit_advantage_model,
     with_changes,
 )
@@ -77,14 +77,14 @@ def rehearsal_by_kl(run: Run) -> None:
     for name, variant in REHEARSALS.items():
         changes = dict(variant.changes)
         if name == "random":
-            changes |= _at_random(own)
+            changes |= _draw_at_random(own)
         if name != "without":
             add_rehearsal(run, name, with_changes(own, changes))
         for coef in REHEARSAL_KL_COEFS:
             if name == "without":
                 ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
             else:
-                ppo, rehearsed = at_kl(run.config.ppo, coef), f"rehearsal_{name}"
+                ppo, rehearsed = set_kl(run.config.ppo, coef), f"rehearsal_{name}"
             add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
 
 
@@ -93,7 +93,7 @@ def criteria(run: Run) -> None:
     """PPO-max without a KL penalty, rehearsing examples that are kept by other criteria."""
     scorers(run)
     own = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
-    ppo = at_kl(run.config.ppo, 0.0)
+    ppo = set_kl(run.config.ppo, 0.0)
     add_policy(run, "without_0", ppo_without_rehearsal(run, kl_coef=0.0), "advantage_raw")
     for name, variant in CRITERIA.items():
         add_rehearsal(run, name, with_changes(own, variant.changes))
@@ -149,7 +149,7 @@ def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
     )
 
 
-def _at_random(rehearsal: RehearsalConfig) -> dict[str, Any]:
+def _draw_at_random(rehearsal: RehearsalConfig) -> dict[str, Any]:
     """Changes to one cluster of as many examples as are kept: none is selected."""
     kept = rehearsal.num_clusters * rehearsal.per_cluster
     return {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}

@@ -138,12 +138,12 @@ def add_meta_rm(
 def ppo_without_rehearsal(
     run: Run, changes: Mapping[str, Any] = MappingProxyType({}), kl_coef: float | None = None
 ) -> PPOConfig:
-    """PPO-max, changed, at the recipe's KL coefficient or `at_kl` of another."""
-    ppo = run.config.ppo if kl_coef is None else at_kl(run.config.ppo, kl_coef)
+    """PPO-max, changed, at the recipe's KL coefficient or `set_kl` of another."""
+    ppo = run.config.ppo if kl_coef is None else set_kl(run.config.ppo, kl_coef)
     return with_changes(ppo, {"rehearsal_coef": 0.0, **changes})
 
 
-def at_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
+def set_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
     """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
     return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": {"action": "warn"}})
 

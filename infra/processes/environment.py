@@ -26,7 +26,7 @@ def is_secret(name: str, value: str) -> bool:
     return not _WORDS.isdisjoint(name.upper().split("_")) or bool(_LOGIN.search(value))
 
 
-def without_secrets(env: Mapping[str, str], but: Collection[str] = ()) -> dict[str, str]:
+def drop_secrets(env: Mapping[str, str], but: Collection[str] = ()) -> dict[str, str]:
     """An environment without secrets, `but` those of these names."""
     return {n: value for n, value in env.items() if n in but or not is_secret(n, value)}
 
@@ -34,4 +34,4 @@ def without_secrets(env: Mapping[str, str], but: Collection[str] = ()) -> dict[s
 def trainer_env(env: Mapping[str, str]) -> dict[str, str]:
     """What of an environment trainers get: no secrets, and nothing about a flow run's servers."""
     kept = {name: value for name, value in env.items() if not name.startswith(_SERVICES)}
-    return without_secrets(kept, HUB_TOKENS)
+    return drop_secrets(kept, HUB_TOKENS)

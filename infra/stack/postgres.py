@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 from trimtab.infra.stack.programs import (
     StackError,
-    as_user,
     output_of,
     program,
     require_reachable,
+    run_as_user,
 )
 from trimtab.infra.stack.supervisor import Service
 
@@ -83,7 +83,7 @@ def _initialise(folder: Path) -> None:
     draft.mkdir(parents=True, mode=0o700)
     if os.geteuid() == 0:
         os.chown(draft, pwd.getpwnam(SYSTEM_USER).pw_uid, -1)
-    run = as_user(SYSTEM_USER)
+    run = run_as_user(SYSTEM_USER)
     options = ["--encoding=UTF8", "--locale=C.UTF-8", "--auth=reject", "--no-instructions"]
     output_of([*run, program("initdb"), "-D", str(draft), f"--username={USER}", *options])
     _admit(draft)

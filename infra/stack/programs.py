@@ -28,7 +28,7 @@ def program(name: str) -> str:
     raise StackError(f"{name} is not installed: pip install 'trimtab[stack]'")
 
 
-def as_user(user: str | None) -> list[str]:
+def run_as_user(user: str | None) -> list[str]:
     """What runs a command as `user` where this process is root, as PostgreSQL refuses to be root.
 
     The kernel ends the command with this process.
@@ -51,7 +51,7 @@ def require_reachable(user: str, paths: Sequence[Path]) -> None:
         return
     for path in paths:
         for folder in (*reversed(path.absolute().parents), path):
-            found = subprocess.run([*as_user(user), "test", "-x", str(folder)], check=False)
+            found = subprocess.run([*run_as_user(user), "test", "-x", str(folder)], check=False)
             if folder.exists() and found.returncode != 0:
                 raise StackError(
                     f"{path}: found {folder}, which {user} cannot enter; allowed: a path that all "

@@ -38,7 +38,7 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
     environment it would write the first to its log.
     """
     endpoint = f"http://{LOOPBACK}:{port}"
-    user = _in_memory(json.dumps(_only_user()))
+    user = _memory_file(json.dumps(_only_user()))
 
     def prepare() -> None:
         _make_certificates(folder, LOOPBACK)
@@ -88,7 +88,7 @@ def _only_user() -> dict[str, object]:
     return {"identities": [{"name": "trimtab", "credentials": [keys], "actions": actions}]}
 
 
-def _in_memory(text: str) -> int:
+def _memory_file(text: str) -> int:
     """The descriptor of a file that is on no disk; what is started with it may open it anew."""
     descriptor = os.memfd_create("s3")
     os.write(descriptor, text.encode())

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import psutil
 
-from trimtab.infra.processes.environment import without_secrets
+from trimtab.infra.processes.environment import drop_secrets
 from trimtab.infra.stack import flow_runs
-from trimtab.infra.stack.programs import StackError, as_user
+from trimtab.infra.stack.programs import StackError, run_as_user
 from trimtab.infra.stack.secrets import SECRETS
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class Supervisor:
         listener = self._sockets.get(service.name)
         with path.open("ab") as log:
             return subprocess.Popen(
-                [*as_user(service.user), *service.command],
+                [*run_as_user(service.user), *service.command],
                 cwd=service.folder,
                 stdin=listener.fileno() if listener else subprocess.DEVNULL,
                 stdout=log,
@@ -245,7 +245,7 @@ def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) ->
 def _environment(service: Service) -> dict[str, str]:
     """This process's without secrets, but with those of the service."""
     others = SECRETS.keys() - set(service.secrets)  # also those that do not look like secrets
-    found = without_secrets(os.environ, but=service.secrets)
+    found = drop_secrets(os.environ, but=service.secrets)
     return {name: value for name, value in found.items() if name not in others}
 
 

@@ -38,7 +38,10 @@ def unneeded(
     what they were made of, only objects written before the second can go. `pinned` are keys of
     reports that are kept whatever their age.
     """
-    artifacts, checkpoints = _by_root(store, "artifacts", 3), _by_root(store, "checkpoints", 2)
+    artifacts, checkpoints = (
+        _group_by_root(store, "artifacts", 3),
+        _group_by_root(store, "checkpoints", 2),
+    )
     manifests = {at: store.find(*at) for at in map(_stage_and_key, artifacts)}
     reports = {
         at
@@ -48,8 +51,8 @@ def unneeded(
     needed = _reachable(manifests, reports)
     finished = {key for (_, key), manifest in manifests.items() if manifest}
     found = [
-        *_of_artifacts(artifacts, manifests, needed, written_before),
-        *_of_checkpoints(checkpoints, finished, written_before),
+        *_unneeded_artifacts(artifacts, manifests, needed, written_before),
+        *_unneeded_checkpoints(checkpoints, finished, written_before),
     ]
     return sorted(found, key=lambda each: each.root)
 
@@ -60,7 +63,7 @@ def remove(store: Store, found: Unneeded) -> None:
         store.objects.delete(name)
 
 
-def _by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, ObjectInfo]]:
+def _group_by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, ObjectInfo]]:
     """What lies below a prefix, by the first `depth` parts of the names."""
     groups: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for name, found in store.objects.list(prefix).items():
@@ -89,7 +92,7 @@ def _reachable(
     return needed
 
 
-def _of_artifacts(
+def _unneeded_artifacts(
     artifacts: Mapping[str, Mapping[str, ObjectInfo]],
     manifests: Mapping[_Artifact, Manifest | None],
     needed: Collection[_Artifact],
@@ -111,7 +114,7 @@ def _of_artifacts(
                 yield _unneeded(root, "left by a publisher that came second", strays)
 
 
-def _of_checkpoints(
+def _unneeded_checkpoints(
     checkpoints: Mapping[str, Mapping[str, ObjectInfo]], finished: Collection[str], before: float
 ) -> Iterator[Unneeded]:
     for root, objects in checkpoints.items():

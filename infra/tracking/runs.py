@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.settings import Settings, without_password
+from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.tracking.mlflow_calls import (
     VIEW,
     Input,
@@ -291,7 +291,7 @@ class TrackedRun:
         """The address of the run's page, or of one of its artifacts; None without a server."""
         if self.run_id is None or not self.tracking.uri.startswith("http"):
             return None
-        server = without_password(self.tracking.uri)
+        server = hide_password(self.tracking.uri)
         page = f"{server}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
         return f"{page}/artifacts/{artifact}{VIEW}" if artifact else f"{page}{VIEW}"
 

@@ -65,7 +65,7 @@ class Amounts:
         """Prompts that a policy is trained on."""
         return self.policy_prompts if which == "policy" else self.held_out_prompts
 
-    def of_slice(self, share: float) -> Amounts:
+    def scaled(self, share: float) -> Amounts:
         """With that share of the training pairs, and as many held out."""
         train = round(share * self.train_pairs)
         return replace(

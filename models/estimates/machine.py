@@ -67,7 +67,7 @@ class Machine:
     gpu_name: str | None = None
 
     @classmethod
-    def of_gpus(cls, count: int, gib: float, name: str | None = None) -> Machine:
+    def with_gpus(cls, count: int, gib: float, name: str | None = None) -> Machine:
         """`count` GPUs of `gib` GiB, one process each."""
         return cls(count, round(gib * GIB), 1, True, name)
 

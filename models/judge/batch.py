@@ -91,7 +91,7 @@ class CachedChatModel:
         self.num_known += len(keys) - len(waiting)
         for _ in range(sum(counts[key] for key in counts.keys() - waiting.keys())):
             on_answer()
-        for key, answer in self.model.answers(self._until_stopped(dict(waiting))):
+        for key, answer in self.model.answers(self._stop_when_asked(dict(waiting))):
             del waiting[key]
             self.num_asked += 1
             self._texts[key] = text = answer.to_text()
@@ -123,7 +123,7 @@ class CachedChatModel:
                 self._texts[key] = text
         return key in self._texts
 
-    def _until_stopped(
+    def _stop_when_asked(
         self, requests: Mapping[str, ChatRequest]
     ) -> Iterator[tuple[str, ChatRequest]]:
         for item in requests.items():

@@ -238,7 +238,7 @@ class Endpoint:
             return None, ""
         except (httpx.InvalidURL, httpx.RequestError, OSError, ValueError) as error:
             what = f"{url}: no answer ({_name(error)})"
-            raise EndpointError(self._without_key(what)) from None
+            raise EndpointError(self._hide_key(what)) from None
 
     def _request(
         self, method: str, url: str, seconds: float, content: bytes | None = None
@@ -260,7 +260,7 @@ class Endpoint:
                 if size > MAX_BODY_BYTES:
                     raise httpx.ReadError(f"the answer is longer than {MAX_BODY_BYTES} bytes")
             text = b"".join(parts).decode(errors="replace")
-            return response.status_code, response.headers, self._without_key(text)
+            return response.status_code, response.headers, self._hide_key(text)
 
     def _address(self, address: str) -> dict[str, Any]:
         """An address as httpx takes it; the certificate must be that of the name."""
@@ -276,9 +276,9 @@ class Endpoint:
 
     def _failure(self, what: str, **more: Any) -> _AttemptError:
         message = f"{self._url} ({self._config.model}): {what}"
-        return _AttemptError(self._without_key(message), **more)
+        return _AttemptError(self._hide_key(message), **more)
 
-    def _without_key(self, text: str) -> str:
+    def _hide_key(self, text: str) -> str:
         return self._spellings.sub(HIDDEN, text) if self._spellings else text
 
 

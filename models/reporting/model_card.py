@@ -187,7 +187,7 @@ def _metadata(exported: Exported) -> str:
 def _about(exported: Exported) -> str:
     """What it is, in sentences."""
     if exported.kind == "pairs":
-        return _about_pairs(exported.num_empty)
+        return _describe_pairs(exported.num_empty)
     if exported.kind == "policy":
         text = f"A language model: {policy_name(exported.role.removeprefix('policy_'))}."
         if exported.entry["stage"] == "hir":
@@ -212,7 +212,7 @@ def _about(exported: Exported) -> str:
     return text
 
 
-def _about_pairs(num_empty: int) -> str:
+def _describe_pairs(num_empty: int) -> str:
     text = (
         "Preference pairs with training labels treated by Trimtab, as a vote of models or a "
         "person's review has it: `is_flipped` says which are turned round, `probability` is "

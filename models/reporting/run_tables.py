@@ -52,14 +52,14 @@ def comparison(
     """
     groups: dict[str, list[int]] = {}
     for index, known in enumerate(settings):
-        groups.setdefault(_without_seed(known) or str(cards[index].get("recipe")), []).append(index)
+        groups.setdefault(_drop_seed(known) or str(cards[index].get("recipe")), []).append(index)
     columns = {", ".join(names[i] for i in places): places for places in groups.values()}
     is_one = len(groups) == 1
     tables = {"Claims": claims_table, "Scorers": scorers_table, "Policies": policies_table}
     made = {
         "Settings that differ": None if is_one else settings_table(columns, settings),
         **{
-            head: table(cards) if is_one else _by_settings(columns, cards, table)
+            head: table(cards) if is_one else _group_by_settings(columns, cards, table)
             for head, table in tables.items()
         },
         "Every number": numbers_table(names, summaries)
@@ -69,7 +69,7 @@ def comparison(
     return "\n\n".join(f"## {head}\n\n{markdown(*rows)}" for head, rows in made.items() if rows)
 
 
-def _without_seed(settings: Summary) -> str:
+def _drop_seed(settings: Summary) -> str:
     kept = {name: value for name, value in settings.items() if name != "seed"}
     return json.dumps(kept, sort_keys=True) if kept else ""
 
@@ -90,7 +90,7 @@ def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summ
     return ["setting", *columns], rows
 
 
-def _by_settings(
+def _group_by_settings(
     columns: Mapping[str, Sequence[int]],
     cards: Sequence[Card],
     table: Callable[[Sequence[Card]], Table],
@@ -131,7 +131,7 @@ def claims_table(cards: Sequence[Card]) -> Table:
         measured = {
             name: [claim["measured"].get(name) for claim in claims] for name in _keys(claims)
         }
-        figures = "; ".join(f"{name} {_over_runs(found)}" for name, found in measured.items())
+        figures = "; ".join(f"{name} {_mean_over_runs(found)}" for name, found in measured.items())
         rows.append([claims[0]["statement"], _counted(c["status"] for c in claims), figures])
     return ["claim", "runs", "measured"], rows
 
@@ -139,7 +139,7 @@ def claims_table(cards: Sequence[Card]) -> Table:
 def scorers_table(cards: Sequence[Card]) -> Table:
     """A row a scorer: accuracy, calibration error and spread between categories."""
     rows = [
-        [name, *(_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
+        [name, *(_mean_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
         for name, found in _grouped(cards, lambda card: card["scorers"]).items()
     ]
     return ["scorer", *SCORER_FIGURES.values()], rows
@@ -155,10 +155,10 @@ def policies_table(cards: Sequence[Card]) -> Table:
         answers = [policy["sets"].get("main", {}) for policy in found]
         judged = [one.get("gold") or one.get("judge_score") for one in answers]
         outcomes = [_outcome_over_runs(found, place) for place in ("main", "forget", "held_out")]
-        tail = [_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
+        tail = [_mean_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
         taken = [_mean_count(found, key) for key in ("num_sampled", "num_updates")]
         taken += [_mean_extra(found, key) for key in EXTRAS]
-        rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail, *taken])
+        rows.append([policy_name(name), _mean_over_runs(judged), *outcomes, *tail, *taken])
     sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
     return [*heads, "responses sampled", "updates", *EXTRAS.values()], rows
@@ -191,7 +191,7 @@ def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str
         f"{statistics.fmean(one[key]['value'] for one in verdicts):.3f}"
         for key in ("win", "tie", "lose")
     )
-    return f"{shares}; net {_over_runs([one['net'] for one in verdicts])}"
+    return f"{shares}; net {_mean_over_runs([one['net'] for one in verdicts])}"
 
 
 def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
@@ -223,7 +223,7 @@ def _keys(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for claim in claims for name in claim["measured"]))
 
 
-def _over_runs(estimates: Sequence[Mapping[str, Any] | None], digits: int = 3) -> str:
+def _mean_over_runs(estimates: Sequence[Mapping[str, Any] | None], digits: int = 3) -> str:
     """Mean and spread over runs; one run's own interval where there is but one."""
     known = [estimate for estimate in estimates if estimate is not None]
     values = [estimate["value"] for estimate in known]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trimtab.models.config.reporting import CompareConfig
-from trimtab.models.reporting.compare.charts import against_sft, frontier
+from trimtab.models.reporting.compare.charts import chart_against_sft, frontier
 from trimtab.models.reporting.compare.methods import answer_of, methods_of
 from trimtab.models.reporting.compare.page import methods_table, render
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
@@ -23,7 +23,10 @@ def run(config: CompareConfig, inputs: dict[str, Path], workdir: Path) -> None:
     matrix = WinMatrix.from_json(json.loads(text))
     methods = methods_of(matrix, config, inputs)
     answer, judge = answer_of(methods, matrix), matrix.judges[0]
-    charts = {"against_sft": against_sft(methods, judge), "frontier": frontier(methods, judge)}
+    charts = {
+        "against_sft": chart_against_sft(methods, judge),
+        "frontier": frontier(methods, judge),
+    }
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     output = workdir / "output"
     card = {

@@ -58,7 +58,7 @@ def _games(
     Raises ValueError where policies of a seed answered different prompts, or nothing is left.
     """
     known: set[Question] = set()
-    for seed, policies in sorted(_by_seed(inputs).items()):
+    for seed, policies in sorted(_group_by_seed(inputs).items()):
         names = sorted(policies, key=lambda name: (name != START, name))
         answered = {name: _wanted(config, policies[name]) for name in names}
         _check(config, seed, answered)
@@ -108,7 +108,7 @@ def _check(
         )
 
 
-def _by_seed(inputs: Mapping[str, Path]) -> dict[int, dict[str, Path]]:
+def _group_by_seed(inputs: Mapping[str, Path]) -> dict[int, dict[str, Path]]:
     found: dict[int, dict[str, Path]] = {}
     for name, path in inputs.items():
         seed, is_evaluation, policy = name.partition(".")

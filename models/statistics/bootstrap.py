@@ -106,7 +106,7 @@ class Bootstrap:
 
     def shares(self, hits: Tensor) -> list[Spread]:
         """The mean over seeds of the share that is true in each row of hits (K, N), bool."""
-        seeds = self._by_seed(hits)
+        seeds = self._group_by_seed(hits)
         shares = seeds.mean(1).clamp(0, 1).tolist()
         return [
             Spread(share, *wilson_interval(share, self.num_prompts), own)
@@ -115,7 +115,7 @@ class Bootstrap:
 
     def nets(self, outcomes: Tensor) -> list[Spread]:
         """Of each row of outcomes (K, N), 1, 0 or -1, the share of 1 less that of -1."""
-        wins, losses = (self._by_seed(outcomes == sign) for sign in (1, -1))
+        wins, losses = (self._group_by_seed(outcomes == sign) for sign in (1, -1))
         rows = zip(
             wins.mean(1).tolist(), losses.mean(1).tolist(), (wins - losses).tolist(), strict=True
         )
@@ -124,7 +124,7 @@ class Bootstrap:
             for win, lose, own in rows
         ]
 
-    def _by_seed(self, values: Tensor) -> Tensor:
+    def _group_by_seed(self, values: Tensor) -> Tensor:
         """(K, seeds), the mean of each seed's prompts."""
         return torch.stack([values[:, own].double().mean(1) for own in self.of_seed], 1)
 
@@ -133,7 +133,7 @@ class Bootstrap:
         shared = values.double() * self.share
         resampled = shared @ self.counts.T
         low, high = percentile_ends(resampled.T)
-        seeds = self._by_seed(values)
+        seeds = self._group_by_seed(values)
         columns = zip(
             shared.sum(1).tolist(), low.tolist(), high.tolist(), seeds.tolist(), strict=True
         )

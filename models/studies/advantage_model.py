@@ -110,7 +110,7 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
 
     Of the reward model, and of PPO on it.
     """
-    mean, _, spreads = _by_task(artifacts, "scorer_raw")
+    mean, _, spreads = _scores_by_task(artifacts, "scorer_raw")
     judged = artifacts.document("judge_reward_model", "judgement.json")
     verdict = judged.get("forget_gold") or judged.get("forget_judge_score")
     if verdict is None:
@@ -204,7 +204,7 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
     """Mean and deviation of scores by task."""
     means, deviations, table = {}, {}, {}
     for name, role in MODELS.items():
-        means[name], deviations[name], (spread, within) = _by_task(artifacts, role)
+        means[name], deviations[name], (spread, within) = _scores_by_task(artifacts, role)
         table[name] = {
             "spread of task means": spread,
             "spread within tasks": within,
@@ -224,7 +224,7 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _by_task(artifacts: Artifacts, role: str) -> tuple[ByTask, ByTask, tuple[float, float]]:
+def _scores_by_task(artifacts: Artifacts, role: str) -> tuple[ByTask, ByTask, tuple[float, float]]:
     """Mean and deviation of a scorer's scores by task; the spread of means, and that within."""
     names, which, scores = answer_scores(artifacts, role)
     mean, std = category_moments(which, scores, len(names))

@@ -52,7 +52,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
 
     A row a setting; whether DPO gains more than each other method at equal KL.
     """
-    start = _by_set(artifacts, "eval_sft")
+    start = _answers_by_set(artifacts, "eval_sft")
     measure = next(key for key in MEASURES if key in start["main"][0])
     gain = f"{MEASURES[measure]} over SFT"
     table: dict[str, dict[str, float]] = {}
@@ -60,7 +60,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
     for arm, strength in STRENGTHS.items():
         rows = []
         for value, role in swept(artifacts, f"eval_{arm}_").items():
-            sets = _by_set(artifacts, role)
+            sets = _answers_by_set(artifacts, role)
             gained = {
                 name: _mean(sets[name], measure) - _mean(start[name], measure)
                 for name in ("main", "forget")
@@ -146,7 +146,7 @@ def _measured(lines: Mapping[str, Line]) -> dict[str, Line]:
     return {name: line for name, line in lines.items() if name not in (START, BOUND)}
 
 
-def _by_set(artifacts: Artifacts, role: str) -> dict[str, list[Row]]:
+def _answers_by_set(artifacts: Artifacts, role: str) -> dict[str, list[Row]]:
     """The answers of an evaluation by set of prompts."""
     found: dict[str, list[Row]] = {}
     for row in artifacts.rows(role, "responses.jsonl"):

@@ -51,7 +51,7 @@ def votes(artifacts: Artifacts) -> SeedResult:
             "the strongest labels have more of the votes than the weakest": rows[-1][STRONGEST]
             > rows[-1][WEAKEST],
         },
-        plots=[_by_size(artifacts, table, BOTH), _by_size(artifacts, table, STRONGEST)],
+        plots=[_plot_by_size(artifacts, table, BOTH), _plot_by_size(artifacts, table, STRONGEST)],
     )
 
 
@@ -146,7 +146,7 @@ def _ensembles(artifacts: Artifacts) -> list[tuple[str, int]]:
     ]
 
 
-def _by_size(artifacts: Artifacts, table: dict[str, dict[str, float]], column: str) -> Plot:
+def _plot_by_size(artifacts: Artifacts, table: dict[str, dict[str, float]], column: str) -> Plot:
     found = _ensembles(artifacts)
     return Plot(
         f"{column[0].upper()}{column[1:]}",

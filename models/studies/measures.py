@@ -200,14 +200,15 @@ def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Pl
             titled(words.split("\n")[0].split(" (")[0]),
             "PPO step",
             words,
-            {name: _by_step(curve, monitor) for name, curve in curves.items()},
+            {name: _values_by_step(curve, monitor) for name, curve in curves.items()},
         )
         for monitor, words in MONITORS.items()
-        if monitor in monitors and all(_by_step(curve, monitor)[1] for curve in curves.values())
+        if monitor in monitors
+        and all(_values_by_step(curve, monitor)[1] for curve in curves.values())
     ]
 
 
-def _by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
+def _values_by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
     values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
     return [float(step) for step in curve.steps[: len(values)]], list(values)
 

@@ -47,10 +47,10 @@ def draw(plots: Sequence[Plot]) -> Chart:
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )
-        return panel.chart(first.title, _note(first, len(plots)), first.x, _in_height(first.y))
+        return panel.chart(first.title, _note(first, len(plots)), first.x, _wrap_to_height(first.y))
 
 
-def _in_height(label: str) -> str:
+def _wrap_to_height(label: str) -> str:
     """A label of the vertical axis in lines that the panel is high enough for."""
     return "\n".join(fill(line, LABEL_WIDTH) for line in label.splitlines())
 
@@ -62,7 +62,7 @@ def _legend_columns(names: Sequence[str]) -> int:
     return next((n for n in range(most, 1, -1) if n * widest <= LEGEND_WIDTH), 1)
 
 
-def _over_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[list[float]]]:
+def _join_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[list[float]]]:
     """Positions along x, and at each the values of all seeds."""
     values = [plot.series[name][1] for plot in plots]
     count = min(map(len, values))
@@ -72,7 +72,7 @@ def _over_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[lis
 
 def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     colour, line, _ = style(index)
-    x, columns = _over_seeds(plots, name)
+    x, columns = _join_seeds(plots, name)
     panel.axes.plot(x, [fmean(values) for values in columns], line, color=colour, label=name)
     if len(plots) > 1:
         low, high = ([edge(values) for values in columns] for edge in (min, max))
@@ -93,7 +93,7 @@ def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
 
 def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     count = len(plots[0].series)
-    x, columns = _over_seeds(plots, name)
+    x, columns = _join_seeds(plots, name)
     width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
     centres = [position + (index - (count - 1) / 2) * width for position in x]
     means, ends = _whiskers(columns)

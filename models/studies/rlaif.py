@@ -65,7 +65,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
     return SeedResult(
         table | {"people's labels": _results(artifacts, "people")},
         checks,
-        plots=[_by_alignment(found, column) for column in (WINS, MARGIN)],
+        plots=[_plot_by_alignment(found, column) for column in (WINS, MARGIN)],
     )
 
 
@@ -132,7 +132,7 @@ def _results(artifacts: Artifacts, name: str) -> dict[str, float]:
     }
 
 
-def _by_alignment(found: dict[str, dict[float, dict[str, float]]], column: str) -> Plot:
+def _plot_by_alignment(found: dict[str, dict[float, dict[str, float]]], column: str) -> Plot:
     return Plot(
         f"{titled(column)} by alignment",
         "AI labeler alignment with the truth (share of pairs)",

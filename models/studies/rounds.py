@@ -85,7 +85,7 @@ def table_3(artifacts: Artifacts) -> SeedResult:
     rounds = _rounds(artifacts, "meta")
     nets = [_validated(artifacts, role) for role in rounds]
     best = nets.index(max(nets)) + 1
-    return _against_rivals(artifacts, rounds[best - 1], f"versus_{{}}_{best}", "main")
+    return _compare_with_rivals(artifacts, rounds[best - 1], f"versus_{{}}_{best}", "main")
 
 
 @exhibit(
@@ -100,7 +100,7 @@ def figure_15(artifacts: Artifacts) -> SeedResult:
     """
     rounds = _rounds(artifacts, "adapted_meta")
     role = f"versus_adapted_{{}}_{len(rounds)}"
-    result = _against_rivals(artifacts, rounds[-1], role, "held_out")
+    result = _compare_with_rivals(artifacts, rounds[-1], role, "held_out")
     inside = outcome(artifacts, f"judge_meta_{len(rounds)}")[NET]
     less = {"SFT by less than in distribution": result.table["SFT"][NET] < inside}
     return SeedResult(result.table, result.checks | less, result.plots)
@@ -113,7 +113,9 @@ def _validated(artifacts: Artifacts, role: str) -> float:
     return float(verdict[NET])
 
 
-def _against_rivals(artifacts: Artifacts, judged: str, versus: str, eval_set: str) -> SeedResult:
+def _compare_with_rivals(
+    artifacts: Artifacts, judged: str, versus: str, eval_set: str
+) -> SeedResult:
     """A MetaRM policy against SFT and the policies of as many steps of the other arms.
 
     versus: the role of its comparison with an arm, whose name is filled in.

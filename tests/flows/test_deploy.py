@@ -19,7 +19,7 @@ from prefect.workers.process import ProcessWorker
 
 from tests.flows.malformed import malformed
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import OFTEN, as_served
+from trimtab.flows.config.form import OFTEN, serve_schema
 from trimtab.flows.config.overrides import FIELDS, apply_changes, parse_overrides
 from trimtab.flows.config.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.deploy import (
@@ -45,7 +45,7 @@ DEPLOYMENTS = {each["name"]: each for each in FILE["deployments"]}
 def _schema(name: str) -> dict[str, Any]:
     flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
     assert flow.name == name
-    return as_served(parameter_schema(flow).model_dump_for_openapi())
+    return serve_schema(parameter_schema(flow).model_dump_for_openapi())
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)
 
 
-GPUS_OF_24 = Machine.of_gpus(8, 24)
+GPUS_OF_24 = Machine.with_gpus(8, 24)
 # `hh-7b` with the whole of every model on one GPU.
 ALONE = [
     f"{trainer}{setting}"
@@ -216,7 +216,7 @@ def test_a_small_computer_is_warned_of_what_runs_at_once() -> None:
 
 
 def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> None:
-    text = plan_text(_plan("hh-7b", *ALONE, machine=Machine.of_gpus(4, 80)))
+    text = plan_text(_plan("hh-7b", *ALONE, machine=Machine.with_gpus(4, 80)))
     assert "step 3: member_0…9 at once, on 4 of 4 GPUs in 3 waves" in text
     plan = _plan("hh-7b", *ALONE, machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
@@ -243,7 +243,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
 
 
 def test_more_ranks_than_gpus_are_named() -> None:
-    text = " ".join(plan_text(_plan("hh-7b", machine=Machine.of_gpus(4, 80))).split())
+    text = " ".join(plan_text(_plan("hh-7b", machine=Machine.with_gpus(4, 80))).split())
     assert "TOO FEW GPUS: sft. Its 8 ranks (num_ranks) take one each, there are 4" in text
     assert "step 2: sft, on 4 of 4 GPUs" in text
 

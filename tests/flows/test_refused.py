@@ -21,7 +21,7 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from tests.flows.malformed import ALONE, FLOW, impossible_changes
 from trimtab.flows.compare import compare
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import as_served
+from trimtab.flows.config.form import serve_schema
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.evaluate import evaluate
@@ -32,7 +32,7 @@ from trimtab.flows.study import study
 
 def _schema(flow: Any) -> dict[str, Any]:
     """As the API has it of a deployment, once it prepared it."""
-    schema = as_served(parameter_schema(flow).model_dump_for_openapi())
+    schema = serve_schema(parameter_schema(flow).model_dump_for_openapi())
     return dict(preprocess_schema(json.loads(json.dumps(schema))))
 
 
@@ -69,7 +69,7 @@ def test_what_no_run_can_have_is_refused_before_any_stage() -> None:
 def test_a_form_that_nobody_touched_changes_nothing() -> None:
     """It sends the defaults that the schema has, of which there are none, in every section that was
     opened, and in the first of several."""
-    sections = as_served(parameter_schema(rlhf).model_dump_for_openapi())["definitions"]
+    sections = serve_schema(parameter_schema(rlhf).model_dump_for_openapi())["definitions"]
     assert '"default"' not in json.dumps(sections)
 
     def opened(name: str) -> dict[str, Any]:

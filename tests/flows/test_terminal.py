@@ -78,7 +78,9 @@ def test_without_a_terminal_nothing_is_drawn(without: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_plan_s_costs_are_of_all_its_stages_and_the_page(flow: str) -> None:
     config: RunConfig = recipe_named("default")
-    plan = make_plan(config, flow, Machine.of_gpus(1, 80), num_seeds=2 if flow == "compare" else 1)
+    plan = make_plan(
+        config, flow, Machine.with_gpus(1, 80), num_seeds=2 if flow == "compare" else 1
+    )
     costs = plan.costs()
     once = sum(row.stage.stage == "win_matrix" for row in plan.rows)
     assert once == (flow == "compare")

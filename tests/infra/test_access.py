@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.infra.access import Access, AccessError
-from trimtab.infra.processes.environment import trainer_env, without_secrets
+from trimtab.infra.processes.environment import drop_secrets, trainer_env
 from trimtab.infra.store.fetch import FetchError, fetch
 
 SUFFIXES = (".jsonl",)
@@ -279,6 +279,6 @@ def test_secrets_are_told_by_their_names() -> None:
     }
     served = {"PREFECT_API_URL": "http://x", "MLFLOW_TRACKING_URI": "http://x"}
     environment = {**secret, **plain, **served, "HF_TOKEN": "x"}
-    assert without_secrets(environment) == {**plain, **served}
-    assert without_secrets(environment, ["PGPASSWORD"]) == {**plain, **served, "PGPASSWORD": "x"}
+    assert drop_secrets(environment) == {**plain, **served}
+    assert drop_secrets(environment, ["PGPASSWORD"]) == {**plain, **served, "PGPASSWORD": "x"}
     assert trainer_env(environment) == {**plain, "HF_TOKEN": "x"}

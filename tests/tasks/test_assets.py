@@ -17,14 +17,14 @@ from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import stage_task as module
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE
-from trimtab.tasks.stage_task import ASSETS, of_asset
+from trimtab.tasks.stage_task import ASSETS, asset_task
 from trimtab.tasks.stages import TASKS
 
 
 def test_pairs_scorers_and_policies_are_assets_and_nothing_else_is() -> None:
     assert set(ASSETS) <= set(TASKS)
-    assert of_asset(TASKS["report"], "smoke", None) is TASKS["report"]
-    made: Any = of_asset(TASKS["ppo_max"], "smoke-seed3", "PPO round 2")
+    assert asset_task(TASKS["report"], "smoke", None) is TASKS["report"]
+    made: Any = asset_task(TASKS["ppo_max"], "smoke-seed3", "PPO round 2")
     (asset,) = made.assets
     assert asset.key == "trimtab://smoke-seed3/ppo-round-2"
     assert asset.properties.name == "policy: PPO round 2"
@@ -41,7 +41,7 @@ def test_only_what_was_computed_is_materialised(
     monkeypatch.setattr(prefect.events, "emit_event", lambda **given: told.append(given))
     result = StageResult(ArtifactRef("ppo_max", "k", "d"), {"collapsed": False}, cached, 1.0)
     monkeypatch.setattr(module, "run_stage_task", lambda *_: result)
-    task = of_asset(TASKS["ppo_max"], "smoke", "PPO full")
+    task = asset_task(TASKS["ppo_max"], "smoke", "PPO full")
     context = AssetContext.from_task_and_inputs(task, uuid4())
     context.upstream_assets.add(Asset(key="trimtab://smoke/reward-model"))
     with context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.tasks.board import Board, in_words
+from trimtab.tasks.board import Board, duration_text
 
 
 class _Clock:
@@ -117,4 +117,4 @@ def test_what_the_plan_had_and_the_run_has_not_is_no_part_of_the_end(clock: _Clo
     ],
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_text(seconds) == words

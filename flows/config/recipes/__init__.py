@@ -53,10 +53,10 @@ ONLY_FLOW = {"audit": "label-audit"}
 # GPUs; without an entry it is the computer at hand.
 # Drivers show 22.5 of 24 GB where memory corrects its errors (L4, A10G).
 MACHINES = {
-    "hh-qwen-0.5b": Machine.of_gpus(1, 22.5),
-    "hh-qwen-1.5b-lora": Machine.of_gpus(1, 22.5),
-    "hh-7b-lora": Machine.of_gpus(1, 80),
-    "hh-7b": Machine.of_gpus(8, 80),
+    "hh-qwen-0.5b": Machine.with_gpus(1, 22.5),
+    "hh-qwen-1.5b-lora": Machine.with_gpus(1, 22.5),
+    "hh-7b-lora": Machine.with_gpus(1, 80),
+    "hh-7b": Machine.with_gpus(8, 80),
 }
 
 

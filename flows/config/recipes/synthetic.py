@@ -68,7 +68,7 @@ def default() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=scorer),
         rehearsal=RehearsalConfig(prompts="demonstrations", max_prompts=1600),
         ppo=ppo,
-        **_as_many_samples(ppo),
+        **_match_samples(ppo),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
         ),
@@ -77,7 +77,7 @@ def default() -> RunConfig:
     )
 
 
-def _as_many_samples(ppo: PPOConfig) -> dict[str, Any]:
+def _match_samples(ppo: PPOConfig) -> dict[str, Any]:
     """Sections of the other methods, which take as many samples as PPO."""
     return budget_matched_sections(
         ppo,
@@ -126,7 +126,7 @@ def papers() -> RunConfig:
             ),
             "rehearsal": RehearsalConfig(),
             "ppo": ppo,
-            **_as_many_samples(ppo),
+            **_match_samples(ppo),
             "arms": ("ppo_max_rm", "full"),
             "rounds": RoundsConfig(
                 max_rounds=4,

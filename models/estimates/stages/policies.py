@@ -280,13 +280,13 @@ def _shared(config: PPOConfig, inputs: StageInputs) -> int:
         return 0
     shared = 0
     if inputs.starts_as_reference:
-        shared += _in_common(config, inputs, inputs.shape.policy_parameters)
+        shared += _shared_bytes(config, inputs, inputs.shape.policy_parameters)
     if config.critic_init == "scorer":
-        shared += _in_common(config, inputs, _critic_parameters(config, inputs))
+        shared += _shared_bytes(config, inputs, _critic_parameters(config, inputs))
     return shared
 
 
-def _in_common(config: PPOConfig, inputs: StageInputs, num_parameters: int) -> int:
+def _shared_bytes(config: PPOConfig, inputs: StageInputs, num_parameters: int) -> int:
     """Bytes that a frozen model does not hold, as the one that started as it has these weights."""
     shape = inputs.shape
     upper, layers = shape.upper(config.trainable_layers).num_layers, shape.num_layers

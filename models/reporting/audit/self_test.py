@@ -109,8 +109,8 @@ def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest 
     return SelfTest(
         whole=whole,
         by_category=sorted(by_category, key=lambda group: (-group.recall.value, group.name)),
-        by_label=_by_label(voted),
-        by_difference=_by_difference(voted),
+        by_label=_recall_by_label(voted),
+        by_difference=_recall_by_difference(voted),
         others_flagged=whole.others,
         precision_at_k=precision,
     )
@@ -143,7 +143,7 @@ def _words_more(pair: AuditedPair) -> int:
     return len(words_of(pair.chosen)) - len(words_of(pair.rejected))
 
 
-def _by_label(voted: Sequence[Voted]) -> list[Recall]:
+def _recall_by_label(voted: Sequence[Voted]) -> list[Recall]:
     """By which answer the label is for in the copy; nothing where few are for the longer one, or
     few for the shorter one."""
     names = []
@@ -156,7 +156,7 @@ def _by_label(voted: Sequence[Voted]) -> list[Recall]:
     return shown if {LONGER, SHORTER} <= found.keys() else []
 
 
-def _by_difference(voted: Sequence[Voted]) -> list[Recall]:
+def _recall_by_difference(voted: Sequence[Voted]) -> list[Recall]:
     """By thirds of the difference in length; nothing where one of them has few labels turned round,
     as where most answers are equally long."""
     words = np.array([abs(_words_more(pair)) for pair, _ in voted])

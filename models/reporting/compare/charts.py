@@ -42,7 +42,7 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
         )
 
 
-def against_sft(methods: Sequence[Method], judge: str) -> Chart:
+def chart_against_sft(methods: Sequence[Method], judge: str) -> Chart:
     """Wins minus losses of every method with interval and seeds, the highest rated on top."""
     shown = [method for method in methods if method.against_sft is not None]
     with Panel(height=1.6 + 0.36 * len(shown), width=6.2) as panel:

@@ -154,7 +154,9 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
         details.append(f"Clearly worse: {'; '.join(standing['worse'])}.")
     details.append(_top(methods, matrix, judge))
     details += [
-        _by_model(name, methods, matrix) for name in matrix.judges if name not in MEASURE_NAMES
+        _describe_judge(name, methods, matrix)
+        for name in matrix.judges
+        if name not in MEASURE_NAMES
     ]
     all_worse = len(standing["worse"]) == len(trained)
     return Answer(sentence, details, "better" if better else "worse" if all_worse else "unclear")
@@ -175,7 +177,7 @@ def _top(methods: Sequence[Method], matrix: WinMatrix, judge: str) -> str:
     return f"Highest rated is {first.words}; {rest}."
 
 
-def _by_model(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
+def _describe_judge(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
     """What a judge model says of the methods, and how far it is from who decides."""
     standing = {
         duel.ours: duel.net.standing

@@ -26,7 +26,7 @@ class Outcomes:
     won: Tensor
 
 
-def by_scores(answers: Answers, tie_margin: float) -> list[Outcomes]:
+def outcomes_by_scores(answers: Answers, tie_margin: float) -> list[Outcomes]:
     """Of every measure of the answers; all prompts."""
     at = torch.arange(len(answers.seeds))
     return [

@@ -14,7 +14,7 @@ from torch import Tensor
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.functional.verdicts import kappa_of_counts
 from trimtab.models.reporting.compare.answers import MEAN, MEASURES, START, Answers
-from trimtab.models.reporting.compare.outcomes import Outcomes, by_scores
+from trimtab.models.reporting.compare.outcomes import Outcomes, outcomes_by_scores
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.statistics.bootstrap import Bootstrap, percentile_ends
 from trimtab.models.statistics.bradley_terry import bradley_terry_ratings, rating_intervals, wins_of
@@ -136,7 +136,7 @@ def build_win_matrix(
         main.policies,
         [judged.judge for judged in _shown(on_main)],
         duels,
-        _by_category(_shown(on_main), main, config),
+        _compute_by_category(_shown(on_main), main, config),
         measured,
         [row for judged in _shown(on_main) for row in _rate(judged, main, config)],
         _agreements(on_main, main, config),
@@ -147,7 +147,7 @@ def build_win_matrix(
 def _judged(
     place: str, answers: Answers, config: WinMatrixConfig, verdicts: Verdicts | None
 ) -> list[Outcomes]:
-    return [*by_scores(answers, config.tie_margin), *(verdicts or {}).get(place, [])]
+    return [*outcomes_by_scores(answers, config.tie_margin), *(verdicts or {}).get(place, [])]
 
 
 def _shown(judged: Sequence[Outcomes]) -> list[Outcomes]:
@@ -182,7 +182,7 @@ def _duels(
     return found
 
 
-def _by_category(
+def _compute_by_category(
     judged: Sequence[Outcomes], answers: Answers, config: WinMatrixConfig
 ) -> dict[str, list[Duel]]:
     """Every policy against SFT on the main prompts of each category."""

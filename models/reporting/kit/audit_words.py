@@ -103,10 +103,10 @@ def _share(audit: Mapping[str, Any], group: str) -> str:
 def agreement(audit: Mapping[str, Any]) -> list[str]:
     """How far those who say which answer is better agree, people and judges; nothing where there
     are none."""
-    return [*_of_people(audit), *_of_judges(audit)]
+    return [*_describe_people(audit), *_describe_judges(audit)]
 
 
-def _of_people(audit: Mapping[str, Any]) -> Iterator[str]:
+def _describe_people(audit: Mapping[str, Any]) -> Iterator[str]:
     if "num_annotators" not in audit:
         return
     people, several = (
@@ -124,7 +124,7 @@ def _of_people(audit: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _of_judges(audit: Mapping[str, Any]) -> Iterator[str]:
+def _describe_judges(audit: Mapping[str, Any]) -> Iterator[str]:
     names = [found[1] for key in audit if (found := OF_A_JUDGE.fullmatch(key))]
     for name in names:
         votes, asked = (int(audit[f"judge_{name}_num_{what}"]) for what in ("votes", "judged"))

@@ -98,14 +98,14 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
     texts = [_texts(row)[number] for row in rows]
     before = [_texts(row)[max(0, number - 1)] for row in rows]
 
-    def of_gold(measure: Callable[[str, str], float | None]) -> Tensor:
+    def gold_rates(measure: Callable[[str, str], float | None]) -> Tensor:
         """Of the answers of which gold has something to say; none without gold."""
         answers = zip(rows, texts, strict=True) if has_gold else ()
         told = [measure(row["prompt"], text) for row, text in answers]
         found = [float(value) for value in told if value is not None]
         return torch.tensor(found, dtype=torch.float64)
 
-    gold = of_gold(quality)
+    gold = gold_rates(quality)
 
     return RevisionStep(
         number=number,
@@ -115,5 +115,5 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
         if number
         else 0,
         gold=mean_estimate(gold, seed) if len(gold) else None,
-        share_harmless=share_estimate(of_gold(is_harmless), None),
+        share_harmless=share_estimate(gold_rates(is_harmless), None),
     )

@@ -200,14 +200,14 @@ def _categories(artifacts: Artifacts, role: str) -> dict[str, CategoryScores]:
     mean, std = category_moments(which, scores, len(names))
     count = torch.bincount(which, minlength=len(names)).tolist()
     rows = [row for row in artifacts.pairs("test") if row.get("category") is not None]
-    accuracy = _by_category(rows, (scores[:, 0] > scores[:, 1]).tolist())
+    accuracy = _compute_by_category(rows, (scores[:, 0] > scores[:, 1]).tolist())
     return {
         name: CategoryScores(m, s, n, accuracy[name])
         for name, m, s, n in zip(names, mean.tolist(), std.tolist(), count, strict=True)
     }
 
 
-def _by_category(rows: Sequence[Row], right: Sequence[float]) -> dict[str, Estimate | None]:
+def _compute_by_category(rows: Sequence[Row], right: Sequence[float]) -> dict[str, Estimate | None]:
     """The share that is right (N,) of the rows of each category."""
     found: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -239,7 +239,7 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     return LengthBaseline(
         found,
         share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long)),
-        _by_category(pairs, right),
+        _compute_by_category(pairs, right),
     )
 
 

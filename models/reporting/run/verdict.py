@@ -44,19 +44,19 @@ def verdict(
     """
     policy = final_policy(found, champion)
     if policy is None or not policy.against_sft:
-        return _without_policy(checked, noise, audit or {})
+        return _answer_of_audit(checked, noise, audit or {})
     measure = decisive_measure(policy)
     place = "main" if "main" in policy.against_sft else next(iter(policy.against_sft))
     net = policy.against_sft[place][measure].net
     answer = answer_of(net)
     where = SETS.get(place, place)
     sentence = {
-        "better": f"Better: the final policy beats SFT on {where}, {in_points(net)}.",
-        "worse": f"Worse: the final policy loses to SFT on {where}, {in_points(net)}.",
+        "better": f"Better: the final policy beats SFT on {where}, {net_points(net)}.",
+        "worse": f"Worse: the final policy loses to SFT on {where}, {net_points(net)}.",
     }.get(
         answer,
         f"Not shown to be better: on {where} the final policy and SFT cannot be told apart, "
-        f"{in_points(net)}.",
+        f"{net_points(net)}.",
     )
     final = f"The final policy is {policy_name(policy.name)}"
     forgotten = policy.against_sft.get("forget", {}).get(measure)
@@ -73,7 +73,7 @@ def verdict(
         if other not in (place, "validation") and measure in outcomes
     ]
     if harmless and min(share.count for share in harmless) >= MIN_REQUESTS_FOR_HARM:
-        own, of_sft = map(_in_percent, harmless)
+        own, of_sft = map(_percent, harmless)
         details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
     if policy.is_promoted is False:
         is_champion = policy.name == champion
@@ -99,22 +99,22 @@ def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "wor
     return "not shown to be better" if net.standing == "not clear" else net.standing
 
 
-def in_points(net: Estimate) -> str:
+def net_points(net: Estimate) -> str:
     """A difference of shares in percentage points, with its interval."""
     return f"{net.text('+.1f', 100, ' points')} wins minus losses"
 
 
-def _in_percent(share: Estimate) -> str:
+def _percent(share: Estimate) -> str:
     return share.text(".1f", 100, " %")
 
 
 def _on_set(place: str, net: Estimate) -> str:
     words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
     how = words.get(answer_of(net), "no difference from SFT is shown")
-    return f"On {SETS.get(place, place)} {how}: {in_points(net)}."
+    return f"On {SETS.get(place, place)} {how}: {net_points(net)}."
 
 
-def _without_policy(
+def _answer_of_audit(
     checked: Sequence[Claim], noise: LabelNoise | None, audit: Mapping[str, float]
 ) -> Verdict:
     """The label audit's answer, and the reward model's where there is one."""
@@ -128,7 +128,7 @@ def _without_policy(
         share = noise.share_negative
         sentence = (
             f"Label audit: {noise.num_members} reward models together disagree with "
-            f"{_in_percent(share)} of {noise.num_pairs:,} training labels."
+            f"{_percent(share)} of {noise.num_pairs:,} training labels."
         )
         details.append("No policy was trained in this run, so none is judged.")
     gain = {claim.name: claim for claim in checked}.get("relabelling_helps")

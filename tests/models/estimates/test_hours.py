@@ -190,5 +190,5 @@ def test_the_measured_share_of_the_same_card_counts(tmp_path: Path) -> None:
     ],
 )
 def test_cards_by_name_and_memory(gib: float, name: str | None, cards: list[str]) -> None:
-    assert [card.name for card in Machine.of_gpus(1, gib, name).cards] == cards
+    assert [card.name for card in Machine.with_gpus(1, gib, name).cards] == cards
     assert Machine.this_computer(2).cards == []

@@ -214,7 +214,7 @@ def test_of_the_logits_autograd_keeps_their_probabilities(model: PreTrainedModel
 
 
 def test_a_machine_says_what_it_is() -> None:
-    assert "8 GPUs of 80.0 GiB" in str(Machine.of_gpus(8, 80))
+    assert "8 GPUs of 80.0 GiB" in str(Machine.with_gpus(8, 80))
     here = Machine.this_computer(2)
     assert here.memory > GIB / 4
     assert "at most 2 trainers" in str(here)

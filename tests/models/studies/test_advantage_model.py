@@ -29,7 +29,7 @@ from trimtab.models.studies.variants import EPOCHS, REHEARSAL_KL_COEFS, REHEARSA
 TASKS = {"test.jsonl": [pair("e0", "add"), pair("e1", "sort")]}
 
 
-def _by_task(add: tuple[float, float], sort: tuple[float, float]) -> dict[str, Any]:
+def _scores_by_task(add: tuple[float, float], sort: tuple[float, float]) -> dict[str, Any]:
     """A test pair of each task with its two scores."""
     rows = [
         score(f"e{n}", good) | {"rejected_score": bad} for n, (good, bad) in enumerate((add, sort))
@@ -40,7 +40,7 @@ def _by_task(add: tuple[float, float], sort: tuple[float, float]) -> dict[str, A
 def test_figure_1_sets_tasks_apart_and_looks_at_what_is_forgotten(run: Run) -> None:
     roles = {
         "preferences": TASKS,
-        "scorer_raw": _by_task((5.0, 3.0), (1.0, -1.0)),
+        "scorer_raw": _scores_by_task((5.0, 3.0), (1.0, -1.0)),
         "judge_reward_model": judged(0.0, forget=-0.2),
     }
     reading = figure_1(run(roles))
@@ -49,7 +49,7 @@ def test_figure_1_sets_tasks_apart_and_looks_at_what_is_forgotten(run: Run) -> N
     assert reading.table["PPO on it, forget set"]["lose"] == pytest.approx(0.35)
     assert all(reading.checks.values())
     roles |= {
-        "scorer_raw": _by_task((1.0, -1.0), (1.1, -0.9)),
+        "scorer_raw": _scores_by_task((1.0, -1.0), (1.1, -0.9)),
         "judge_reward_model": judged(0.0, forget=0.2),
     }
     assert not any(figure_1(run(roles)).checks.values())
@@ -74,7 +74,7 @@ def test_figure_2_is_confidence_against_accuracy(run: Run) -> None:
 
 
 def test_figure_4_compares_spreads_between_tasks(run: Run) -> None:
-    far, near = _by_task((5.0, 3.0), (1.0, -1.0)), _by_task((1.5, -0.5), (0.5, -1.5))
+    far, near = _scores_by_task((5.0, 3.0), (1.0, -1.0)), _scores_by_task((1.5, -0.5), (0.5, -1.5))
     roles = {"preferences": TASKS, "scorer_raw": far, "advantage_raw": near}
     reading = figure_4(run(roles))
     # Means .5 and -.5: half from their mean.
