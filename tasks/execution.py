@@ -166,6 +166,8 @@ def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
 
 def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
     tail = LineTail(job.workdir / METRICS_NAME)
+    while tail.read():  # of an attempt before; a checkpoint's is another file, read as a whole
+        pass
     progress = Progress()
 
     def read_metrics() -> None:

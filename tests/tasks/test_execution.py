@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trimtab.infra.processes.launch import TrainerError
 from trimtab.infra.store.manifest import CorruptArtifactError
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks import execution
 from trimtab.tasks.execution import (
     Progress,
     StageContext,
@@ -172,6 +174,31 @@ def test_folders_that_a_stage_does_not_read_stay_in_the_store(
         count(context, inputs=inputs)
     without = run_stage(context, "counter", CounterConfig(), inputs, without=("model",))
     assert without.summary["count"] == 5
+
+
+def test_a_second_attempt_reports_each_step_once(
+    context: StageContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metrics of the attempt before lie there until a checkpoint brings its own."""
+    rows = [json.dumps({"step": step, "count": step}) + "\n" for step in range(8)]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(rows))
+
+    def launch(*_: object, on_report: Any, **_more: object) -> float:
+        on_report()
+        (tmp_path / "restored").write_text("".join(rows[:5]))
+        (tmp_path / "restored").replace(metrics)
+        on_report()
+        with metrics.open("a") as stream:
+            stream.writelines(rows[5:])
+        return 0.0
+
+    monkeypatch.setattr(execution, "launch", launch)
+    reported: list[str] = []
+    run: Any = SimpleNamespace(log_lines=reported.extend)
+    job: Any = SimpleNamespace(workdir=tmp_path, num_threads=1)
+    execution._train(context, job, tmp_path / "job.json", run)
+    assert reported == [row.strip() for row in rows]
 
 
 @pytest.mark.slow
