@@ -183,8 +183,12 @@ class Ledger:
         leave both at their most, and more than the limit.
         """
         row = {"request": request, "spent": _tokens(used), "prices": prices}
-        with self._locked():
-            self._append(row)
+        try:
+            with self._locked():
+                self._append(row)
+        except OSError:
+            self._own.close()  # its lock goes: nobody waits for what was reserved
+            raise
 
     def _fits(self, most: Usage, prices: Prices, row: dict[str, Any]) -> bool:
         """Append `row` if there is room for it."""
@@ -214,7 +218,7 @@ class Ledger:
     def _append(self, row: dict[str, Any]) -> None:
         """Empty lines end a line before that was cut off."""
         line = b"\n" + json.dumps(row).encode() + b"\n"
-        if self._own.write(line) != len(line):
+        if self._own.closed or self._own.write(line) != len(line):
             raise OSError(f"{self._own.name} could not be written in full")
 
     @contextmanager

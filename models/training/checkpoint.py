@@ -287,14 +287,14 @@ def _restore_records(workdir: Path, folder: Path | None) -> None:
 
 
 def _restore_ledgers(workdir: Path, folder: Path) -> None:
-    """The lines of both, each once; those that were cut off are left out."""
+    """A ledger has one writer and only grows: the longer of two copies has all of the other."""
     for saved in folder.glob(_LEDGERS):
         own = workdir / saved.name
-        texts = [path.read_bytes() for path in (own, saved) if path.exists()]
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        if own.exists() and own.stat().st_size >= saved.stat().st_size:
+            continue  # it may be open
         partial = workdir / f"{saved.name}.partial"
-        with partial.open("wb") as stream:
-            stream.writelines(dict.fromkeys(line for line in lines if line.endswith(b"\n")))
+        with saved.open("rb") as source, partial.open("wb") as stream:
+            shutil.copyfileobj(source, stream)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(own)

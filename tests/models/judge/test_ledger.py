@@ -171,10 +171,29 @@ def test_what_cannot_be_noted_is_not_sent(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as full:
         full.setattr(stage, "_own", (tmp_path / "full").open("ab", buffering=0))
         stage._own.close()
-        with pytest.raises(ValueError, match="closed file"):
+        with pytest.raises(OSError, match="could not be written"):
             Budget([run, stage]).reserve(Usage(90, 0))
     assert _tokens(tmp_path / "run") == 0
     Budget([run, stage]).reserve(Usage(90, 0))
+
+
+def test_nobody_waits_for_what_could_not_be_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = _run(tmp_path, 100)
+    ledger.reserve("a", Usage(70, 0), CHEAP)
+
+    def fail(_: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_append", fail)
+        with pytest.raises(OSError, match="No space left"):
+            ledger.settle("a", Usage(10, 0), CHEAP)
+    with pytest.raises(BudgetError, match="70 tokens are spent of 100"):
+        _run(tmp_path, 100).reserve("b", Usage(31, 0), CHEAP)
+    with pytest.raises(OSError, match="could not be written"):
+        ledger.reserve("c", Usage(1, 0), CHEAP)
 
 
 def test_what_is_left_over_is_taken_only_once_the_ledger_has_it(tmp_path: Path) -> None:
