@@ -137,6 +137,15 @@ def test_the_image_has_what_flow_runs_on_gpus_need() -> None:
     [index] = re.findall(r"^ARG TORCH_INDEX=(\S+)$", text, re.MULTILINE)
     assert "/cpu" not in index
     assert f"pip install {_tested_torch()} --index-url ${{TORCH_INDEX}}" in text
+    # The package is `trimtab`, whose parts are links.
+    assert set(re.findall(r"^COPY (\w+) \1$", text, re.MULTILINE)) == {
+        "trimtab",
+        *(
+            path.resolve().name
+            for path in (INFRA.parent / "trimtab").iterdir()
+            if path.is_symlink()
+        ),
+    } - {"prefect.yaml"}
     # As root: a user of the container could not.
     assert text.index("apt-get") < text.index("\nUSER ")
 
