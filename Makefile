@@ -30,13 +30,13 @@ check: $(INSTALLED) ## format, lint, types, import contracts, and beside them th
 
 static: $(INSTALLED)
 	@echo "== format"; $(BIN)/ruff format --check .
-	@echo "== lint"; $(BIN)/ruff check .; $(BIN)/python -m tests.tools.wording
+	@echo "== lint"; $(BIN)/ruff check . && $(BIN)/python -m tests.tools.wording
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== lines by room"; $(BIN)/python -m tests.tools.architecture --check docs/architecture.md
 	@echo "== types"; $(BIN)/mypy
 	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
 	@echo "== style sheets and scripts"; $(BIOME) check --error-on-warnings
-	@echo "== documentation"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "== documentation"; said=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build 2>&1) || { echo "$$said"; exit 1; }
 
 docs: $(INSTALLED) ## the site of docs/, into .site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

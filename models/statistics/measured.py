@@ -54,5 +54,6 @@ class Spread(Interval):
     def standing(self) -> Standing:
         """As of one run, and every seed is on that side of 0."""
         standing = super().standing
-        agree = min(self.by_seed) > 0 if standing == "better" else max(self.by_seed) < 0
+        sign = 1 if standing == "better" else -1
+        agree = all(sign * value > 0 for value in self.by_seed)
         return standing if agree else "not clear"
