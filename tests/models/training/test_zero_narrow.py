@@ -15,7 +15,7 @@ from trimtab.models.config.training import ModelConfig, ZeroConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.training.progress import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.narrow]
 
 NARROW = {"precision": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
 WEIGHTS = "output/model/model.safetensors"
@@ -45,7 +45,6 @@ def data(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
     return folder
 
 
-@pytest.mark.narrow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_first_step_is_that_of_wide_weights(
     tmp_path: Path, config: Any, data: Path, stage: int
@@ -103,7 +102,6 @@ def test_masters_go_on_bit_for_bit_and_what_is_frozen_stays(
             assert torch.equal(value, start[name]), name
 
 
-@pytest.mark.narrow
 def test_ppo_samples_from_narrow_weights_and_leaves_what_all_models_share(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, reward_model: Path
 ) -> None:
