@@ -23,7 +23,7 @@ fence.SECONDS_BETWEEN_LOOKS = 0.5
 _at("import")
 
 
-@flow(name="fenced")
+@flow(name="fenced", subject="test")
 def fenced() -> str:
     """Args: none."""
     _at("flow")
