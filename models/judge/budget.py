@@ -174,7 +174,11 @@ class Ledger:
         row = {"request": request, "reserved": _tokens(most), "prices": prices}
         while not self._fits(most, prices, row):
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        os.fsync(self._own.fileno())
+        try:
+            os.fsync(self._own.fileno())
+        except (OSError, ValueError) as error:  # the disk's, or another thread has closed the file
+            self._own.close()
+            raise OSError(f"{self._own.name} could not be written: {error}") from error
 
     def settle(self, request: str, used: Usage, prices: Prices) -> None:
         """Write what a request used.

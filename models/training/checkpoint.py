@@ -287,10 +287,10 @@ def _restore_records(workdir: Path, folder: Path | None) -> None:
 
 
 def _restore_ledgers(workdir: Path, folder: Path) -> None:
-    """A ledger has one writer and only grows: the longer of two copies has all of the other."""
+    """A ledger has one writer and only grows: of two copies one begins with the other."""
     for saved in folder.glob(_LEDGERS):
         own = workdir / saved.name
-        if own.exists() and own.stat().st_size >= saved.stat().st_size:
+        if own.exists() and own.read_bytes().startswith(saved.read_bytes()):
             continue  # it may be open
         partial = workdir / f"{saved.name}.partial"
         with saved.open("rb") as source, partial.open("wb") as stream:

@@ -177,6 +177,22 @@ def test_what_cannot_be_noted_is_not_sent(tmp_path: Path, monkeypatch: pytest.Mo
     Budget([run, stage]).reserve(Usage(90, 0))
 
 
+def test_nobody_waits_for_what_may_not_be_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = _run(tmp_path, 100)
+
+    def fail(_: int) -> None:
+        raise OSError("Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="could not be written: Input/output error"):
+            ledger.reserve("a", Usage(70, 0), CHEAP)
+    with pytest.raises(BudgetError, match="70 tokens are spent of 100"):
+        _run(tmp_path, 100).reserve("b", Usage(31, 0), CHEAP)
+
+
 def test_nobody_waits_for_what_could_not_be_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,9 +71,12 @@ def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "vllm", pretend_vllm)
     monkeypatch.setattr(VllmSampler, "_start", start)
-    monkeypatch.setattr(
-        VllmSampler, "_ask", lambda sampler, request: workers[sampler].handle(request)
-    )
+
+    def ask(sampler: VllmSampler, request: Any) -> Any:
+        answer = workers[sampler].handle(json.loads(json.dumps(request)))
+        return json.loads(json.dumps(answer))
+
+    monkeypatch.setattr(VllmSampler, "_ask", ask)
 
 
 @pytest.fixture(scope="module")
