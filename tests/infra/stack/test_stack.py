@@ -363,6 +363,7 @@ def test_nobody_takes_a_server_s_port_while_it_starts_or_is_down(
             enough.touch()
             watching.join(10)
             assert _is_alive(other)
+            stack.close()  # while the supervisor has the port: afterwards it is anybody's
 
 
 @pytest.mark.parametrize("opens", ["the supervisor", "the server"])
