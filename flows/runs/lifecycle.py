@@ -86,8 +86,8 @@ def run_flow(
             run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
         champion = stages(run)
         numbers = finish_run(run, tracked, champion, name)
-    found: dict[str, object] = answered(numbers)
-    return found
+    state: dict[str, object] = answered(numbers)
+    return state
 
 
 def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:

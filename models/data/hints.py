@@ -257,9 +257,9 @@ def _rows_within(row: Row) -> str | None:
     return None
 
 
-def _column_by_word(own: str, row: Row) -> str | None:
-    near = _misspelt(own, row)
-    return near or next((name for name in _texts(row) if _WORDS[own] & set(words(name))), None)
+def _column_by_word(field: str, row: Row) -> str | None:
+    near = _misspelt(field, row)
+    return near or next((name for name in _texts(row) if _WORDS[field] & set(words(name))), None)
 
 
 def _is_score(name: Any, value: Any) -> bool:

@@ -145,14 +145,17 @@ class Partition:
         moved = memory.optimiser + memory.weights + memory.frozen
         return replace(memory, optimiser=0, weights=0, frozen=0, host=memory.host + moved)
 
-    def loading(self, memory: Memory) -> Memory:
+    def loading(self, memory: Memory, largest_parameter: int) -> Memory:
         """What a device holds while a model in training, whole here, is loaded.
 
         Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
         is taken apart by itself, and then the parts are copied: once into a buffer, and once for
-        the optimiser, which has its gradients, and a first buffer for them, at once. Narrow
-        weights are narrowed one by one before that, this rank's part staying as it was until the
-        optimiser has it.
+        the optimiser, which has its gradients, and a bucket for them, at once. Then each parameter
+        is gathered once more, while the two threads that gather may still hold one before each.
+        Narrow weights are narrowed one by one before that, this rank's part staying as it was until
+        the optimiser has it.
+
+        largest_parameter: numbers of the largest matrix.
         """
         apart = ceil(memory.weights / self.num_devices)
         whole = Memory(weights=memory.weights, frozen=memory.frozen)
@@ -166,12 +169,13 @@ class Partition:
         part = replace(self, offload=False).working_part(memory)
         copying = Memory(
             weights=apart // self.width,
-            gradients=part.gradients + (0 if self.is_narrow else apart),
+            gradients=part.gradients,
             optimiser=(1 + self.is_narrow) * apart,
             frozen=part.frozen,
         )
+        gathered = Memory(weights=3 * FLOAT_BYTES * largest_parameter // self.width)
         taking_apart = whole + self.running_part(memory.weights + memory.frozen)
-        return largest(taking_apart, self._offloaded(copying))
+        return largest(taking_apart, self._offloaded(copying) + gathered)
 
     def loaded(self, memory: Memory) -> Memory:
         """What a device holds of a model in training until it works: no moments yet."""

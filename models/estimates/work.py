@@ -300,7 +300,7 @@ def trainer_phases(
     """
     partition = partition_of(config)
     running = partition.running_part(others)
-    loading = running + partition.loading(learners[-1])
+    loading = running + partition.loading(learners[-1], inputs.shape.largest_parameter)
     for learner in learners[:-1]:
         loading += partition.loaded(learner)
     if narrow := narrow_layers(inputs, config):

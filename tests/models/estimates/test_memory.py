@@ -88,12 +88,16 @@ def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     assert second.total == 200 + 400 / 8 + 10 * (2 + 4) + 1200 / 8 + 48 + 67
     assert third.total == 200 / 8 + 50 + 400 / 8 + 10 * (2 + 4 + 4) + 1200 / 8 + 96 / 2 / 8 + 67
     # Loading: narrow weights, their copy in one buffer, the wide part; or all of it as it comes.
-    assert Partition(2, 8, is_narrow=True).loading(memory).total == max(
+    assert Partition(2, 8, is_narrow=True).loading(memory, 9).total == max(
         400 + 96, 400 + 400 / 8 + 48
     )
-    # With two devices: narrow weights, and wide parts of weights, of masters and for a gradient.
-    assert Partition(2, 2, is_narrow=True).loading(memory).total == 200 + 3 * 200 + 48
-    assert Partition(3, 2, is_narrow=True).loading(memory).total == 100 + 3 * 200 + 10 * 10 + 24
+    # With two devices: narrow weights, and wide parts of weights, of masters and for a gradient;
+    # under stage 3 three whole matrices of 9 numbers.
+    assert Partition(2, 2, is_narrow=True).loading(memory, 9).total == 200 + 3 * 200 + 48
+    assert (
+        Partition(3, 2, is_narrow=True).loading(memory, 9).total
+        == 100 + 3 * 200 + 10 * 10 + 24 + 54
+    )
 
 
 def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,22 +115,22 @@ def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         kept, moved = (Partition(stage, 8, on).working_part(memory) for on in (False, True))
         assert moved.total + moved.host == kept.total
     # While it is loaded the model is whole on the device, and the parts of all on the host.
-    loading = Partition(3, 8, offload=True).loading(memory)
+    loading = Partition(3, 8, offload=True).loading(memory, 9)
     assert (loading.total, loading.host) == (496, 496 / 8)
-    assert Partition(2, 8, offload=True).loading(memory) == Partition(2, 8).loading(memory)
+    assert Partition(2, 8, offload=True).loading(memory, 9) == Partition(2, 8).loading(memory, 9)
 
 
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_sizes, "ZERO_BUCKET", 10)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
-    assert Partition(0, 1).loading(memory).total == 400 + 96
+    assert Partition(0, 1).loading(memory, 9).total == 400 + 96
     # The weights and the flat copy that takes their place.
-    assert Partition(2, 8).loading(memory).total == 2 * 400 + 96
+    assert Partition(2, 8).loading(memory, 9).total == 2 * 400 + 96
     # One parameter after another is taken apart: the whole model and the parts of all.
-    assert Partition(3, 8).loading(memory).total == 496 + 496 / 8
-    # With few devices: its part, the optimiser's copy, gradients and a buffer of them; and the
-    # frozen part.
-    assert Partition(3, 2).loading(memory).total == 200 + 200 + (200 + 40) + 200 + 48
+    assert Partition(3, 8).loading(memory, 9).total == 496 + 496 / 8
+    # With few devices: its part, the optimiser's copy, gradients and a bucket of them; the frozen
+    # part; and three whole matrices of 9 numbers.
+    assert Partition(3, 2).loading(memory, 9).total == 200 + 200 + (200 + 40) + 48 + 108
 
 
 @pytest.mark.parametrize(

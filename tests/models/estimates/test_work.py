@@ -73,7 +73,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     assert part.optimiser == 1.5 * held.optimiser / 4
     assert part.activations == max(held.activations, held.gradients / 4)
     assert whole.needed == 4 * held.total
-    assert apart.phases["loading"] == Partition(3, 4).loading(held)
+    assert apart.phases["loading"] == Partition(3, 4).loading(held, SHAPE.largest_parameter)
     # Scoring comes after training: the first rank alone holds the whole.
     assert apart.phases["scoring"] == whole.phases["scoring"]
 

@@ -125,10 +125,7 @@ def test_what_lives_in_each_phase_is_what_was_planned(
         planned = work.phases[name]
         # Rows of token ids and counters are not planned; prompts and answers at their longest are.
         assert found <= 1.01 * planned.total, (name, planned)
-        # While ZeRO takes models apart, one storage more or less lives from run to run (4.5 %).
-        assert planned.total <= (1.3 if name == "loading" else 1.25) * found, (name, planned)
-    peak = max(phase.total for phase in work.phases.values())
-    assert max(live.values()) <= 1.01 * peak <= 1.25 * 1.01 * max(live.values())
+        assert planned.total <= 1.25 * found, (name, planned)
 
 
 def _config(
