@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-)
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 # The largest seed that numpy and scikit-learn accept.
 LARGEST_SEED = 2**32 - 1
@@ -53,9 +50,24 @@ LIMIT = "limit"
 
 
 class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, numbers finite, unknown keys refused."""
+    """Base of all stage configurations: frozen, numbers finite, unknown keys refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    A field's description is the text below it, or stands in its line where there is room.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Descriptions are one line, however they are broken in the source."""
+        for field in cls.__pydantic_fields__.values():
+            if field.description is not None:
+                field.description = " ".join(field.description.split())
+        return handler(source)
 
 
 def require_different(name: str, values: Sequence[str]) -> None:

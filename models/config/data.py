@@ -43,14 +43,12 @@ class WorldConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of prompts, demonstrations and corruption")
     num_demonstrations: Rows = Field(6000, description="SFT examples")
-    corrupted_share: float = Field(
-        0.45, ge=0, le=1, description="Share of corrupted demonstrations outside expert families"
-    )
+    corrupted_share: float = Field(0.45, ge=0, le=1)
+    """Share of corrupted demonstrations outside expert families"""
     num_pair_prompts: Rows = Field(3500, description="Prompts that receive comparisons")
     num_policy_prompts: Rows = Field(1500, description="Prompts PPO trains on")
-    num_eval_prompts: int = Field(
-        300, gt=0, le=10_000, description="Prompts per test and validation set"
-    )
+    num_eval_prompts: int = Field(300, gt=0, le=10_000)
+    """Prompts per test and validation set"""
 
     @model_validator(mode="after")
     def _prompts_can_differ(self) -> WorldConfig:
@@ -69,42 +67,30 @@ class ComparisonsConfig(SamplingStageConfig):
     """Sampling the SFT policy, and labelling pairs by simulated annotators."""
 
     seed: Seed = Field(0, description="Seed of sampling and of the annotators")
-    num_prompts: Rows | None = Field(
-        None, description="Prompts compared, drawn at random; none: all"
-    )
+    num_prompts: Rows | None = None
+    """Prompts compared, drawn at random; none: all"""
     num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
-    pairs_per_prompt: int = Field(
-        1, ge=1, le=36, description="Most pairs of a prompt's responses that are labelled"
-    )
+    pairs_per_prompt: int = Field(1, ge=1, le=36)
+    """Most pairs of a prompt's responses that are labelled"""
     temperature: Temperature = Field(1.0, description="Sampling temperature")
-    expert_temperature: Temperature = Field(
-        1.5,
-        description="Sampling temperature on prompts of the expert families, where SFT's answers "
-        "at 1 hardly differ",
-    )
+    expert_temperature: Temperature = 1.5
+    """Sampling temperature on prompts of the expert families, where SFT's answers at 1 hardly
+    differ"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    flip_share: float = Field(
-        0.2, ge=0, lt=0.5, description="Share of clear pairs whose label is flipped"
-    )
-    noise: Literal["uniform", "by_difficulty"] = Field(
-        "uniform",
-        description="Which clear pairs are flipped: all with one probability, or the harder ones "
-        "(close answers, hard task families) more often",
-    )
-    ambiguous_share: float = Field(
-        0.1, ge=0, le=1, description="Share of pairs that are near-ties, labelled at random"
-    )
-    clear_gap: float = Field(
-        0.2, gt=0, le=1, description="Smallest difference in quality of a clear pair"
-    )
-    sharpness: Positive = Field(
-        12.0,
-        description="Slope of the Bradley-Terry model over differences in raw score; raised, "
-        "annotators err less",
-    )
-    validation_share: float = Field(
-        0.1, gt=0, lt=1, description="Share of prompts held out for validation"
-    )
+    flip_share: float = Field(0.2, ge=0, lt=0.5)
+    """Share of clear pairs whose label is flipped"""
+    noise: Literal["uniform", "by_difficulty"] = "uniform"
+    """Which clear pairs are flipped: all with one probability, or the harder ones (close answers,
+    hard task families) more often"""
+    ambiguous_share: float = Field(0.1, ge=0, le=1)
+    """Share of pairs that are near-ties, labelled at random"""
+    clear_gap: float = Field(0.2, gt=0, le=1)
+    """Smallest difference in quality of a clear pair"""
+    sharpness: Positive = 12.0
+    """Slope of the Bradley-Terry model over differences in raw score; raised, annotators err
+    less"""
+    validation_share: float = Field(0.1, gt=0, lt=1)
+    """Share of prompts held out for validation"""
     test_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts held out for testing")
 
     @model_validator(mode="after")
@@ -126,80 +112,46 @@ class PreferencesConfig(StageConfig):
     """Reading people's preference data."""
 
     sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
-    categories: tuple[str, ...] = Field(
-        (),
-        description="Category of each source, in order; a recipe's categories apply only if as "
-        "many sources are given as it has",
-    )
-    format: str = Field(
-        "auto",
-        min_length=1,
-        description="Preset that reads the rows, as in docs/how-to/own-preferences.md; auto: by "
-        "the names of the columns",
-    )
-    columns: dict[str, str] = Field(
-        {},
-        description="What the sources call a column, by the name that Trimtab or a preset has for "
-        "it, such as {prompt: question, chosen: better, rejected: worse}",
-    )
-    demonstrations: tuple[str, ...] = Field(
-        (),
-        description="Sources that SFT learns from in place of the chosen answers: rows of prompt + "
-        "completion, messages, or text, as for TRL's SFTTrainer",
-    )
-    on_bad_rows: Literal["fail", "quarantine"] = Field(
-        "fail",
-        description="What happens to rows that cannot be read: fail the stage, or set them aside",
-    )
-    on_ties: Literal["fail", "drop"] = Field(
-        "fail", description="What happens to tied comparisons: fail the stage, or leave them out"
-    )
+    categories: tuple[str, ...] = ()
+    """Category of each source, in order; a recipe's categories apply only if as many sources are
+    given as it has"""
+    format: str = Field("auto", min_length=1)
+    """Preset that reads the rows, as in docs/how-to/own-preferences.md; auto: by the names of the
+    columns"""
+    columns: dict[str, str] = Field({})
+    """What the sources call a column, by the name that Trimtab or a preset has for it, such as
+    {prompt: question, chosen: better, rejected: worse}"""
+    demonstrations: tuple[str, ...] = ()
+    """Sources that SFT learns from in place of the chosen answers: rows of prompt + completion,
+    messages, or text, as for TRL's SFTTrainer"""
+    on_bad_rows: Literal["fail", "quarantine"] = "fail"
+    """What happens to rows that cannot be read: fail the stage, or set them aside"""
+    on_ties: Literal["fail", "drop"] = "fail"
+    """What happens to tied comparisons: fail the stage, or leave them out"""
     max_characters: Characters = Field(20_000, description="Longest dialogue in characters")
-    max_tokens: int = Field(
-        512, gt=1, le=1_048_576, description="Longest prompt plus response in tokens"
-    )
-    tokenizer: str | None = Field(
-        None,
-        min_length=1,
-        description="Tokenizer that counts tokens and renders message lists; the run sets that of "
-        "its base model",
-    )
+    max_tokens: int = Field(512, gt=1, le=1_048_576)
+    """Longest prompt plus response in tokens"""
+    tokenizer: str | None = Field(None, min_length=1)
+    """Tokenizer that counts tokens and renders message lists; the run sets that of its base
+    model"""
     max_pairs: Rows | None = Field(None, description="Largest number of pairs used; none: all")
-    split_by: Literal["prompt", "category"] = Field(
-        "prompt", description="What stays in one split: all pairs of a prompt, or of a category"
-    )
-    validation_share: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Share held out for validation; 0 only where embedding models vote",
-    )
-    test_share: float = Field(
-        0.15,
-        ge=0,
-        lt=1,
-        description="Share held out for testing; 0 only where embedding models vote",
-    )
-    num_eval_prompts: Rows = Field(
-        64, description="Prompts on which policies are compared, in each set"
-    )
-    written_prompts: bool = Field(
-        False,
-        description="Also compare policies on Trimtab's own prompts: sets `helpful` and "
-        "`harmless`, with categories of these names",
-    )
-    flip_share: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="Share of clear training labels (all votes agree) flipped on purpose, "
-        "to measure how many of them the audit finds",
-    )
-    annotator_labels: bool = Field(
-        False,
-        description="Train on how likely a label is right (Dawid-Skene), where it is known who "
-        "labelled what and several people labelled the pair",
-    )
+    split_by: Literal["prompt", "category"] = "prompt"
+    """What stays in one split: all pairs of a prompt, or of a category"""
+    validation_share: float = Field(0.1, ge=0, lt=1)
+    """Share held out for validation; 0 only where embedding models vote"""
+    test_share: float = Field(0.15, ge=0, lt=1)
+    """Share held out for testing; 0 only where embedding models vote"""
+    num_eval_prompts: Rows = 64
+    """Prompts on which policies are compared, in each set"""
+    written_prompts: bool = False
+    """Also compare policies on Trimtab's own prompts: sets `helpful` and `harmless`, with
+    categories of these names"""
+    flip_share: float = Field(0.0, ge=0, lt=0.5)
+    """Share of clear training labels (all votes agree) flipped on purpose, to measure how many of
+    them the audit finds"""
+    annotator_labels: bool = False
+    """Train on how likely a label is right (Dawid-Skene), where it is known who labelled what and
+    several people labelled the pair"""
     seed: Seed = Field(0, description="Seed of the split")
 
     @model_validator(mode="after")

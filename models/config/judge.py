@@ -59,47 +59,30 @@ Block = Annotated[str, _checked(BLOCK, "a Secret block (small letters, digits, -
 class EndpointConfig(StageConfig):
     """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
 
-    base_url: str = Field(
-        "https://api.openai.com/v1", description="Address up to and including /v1"
-    )
+    base_url: str = "https://api.openai.com/v1"
+    """Address up to and including /v1"""
     model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
-    key_variable: Variable = Field(
-        "OPENAI_API_KEY",
-        description="Environment variable that holds the key; unset, none is sent",
-    )
-    key_block: Block | None = Field(
-        None,
-        description="Prefect's Secret block that holds the key, in place of the variable",
-    )
-    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="Name of the request's field that limits an answer's tokens"
-    )
+    key_variable: Variable = "OPENAI_API_KEY"
+    """Environment variable that holds the key; unset, none is sent"""
+    key_block: Block | None = None
+    """Prefect's Secret block that holds the key, in place of the variable"""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name of the request's field that limits an answer's tokens"""
     max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
     timeout_seconds: Positive = Field(120.0, description="Longest wait for one answer (free)")
     max_retries: int = Field(6, ge=0, le=1000, description="Retries of a failed request (free)")
-    first_wait_seconds: Positive = Field(
-        1.0, description="Wait before the first retry; it doubles from retry to retry"
-    )
-    max_wait_seconds: Positive = Field(
-        60.0,
-        description="Longest wait before a retry; an endpoint that asks for more ends the stage",
-    )
+    first_wait_seconds: Positive = 1.0
+    """Wait before the first retry; it doubles from retry to retry"""
+    max_wait_seconds: Positive = 60.0
+    """Longest wait before a retry; an endpoint that asks for more ends the stage"""
     input_price: Weight = Field(0.0, description="Price of a million tokens of requests")
     output_price: Weight = Field(0.0, description="Price of a million tokens of answers")
-    max_cost: Annotated[float | None, LIMIT] = Field(
-        None,
-        gt=0,
-        le=1e9,
-        description="Most that all stages of a run may spend on this endpoint, in the prices' "
-        "currency; none: no limit",
-    )
-    max_total_tokens: Annotated[int | None, LIMIT] = Field(
-        None,
-        gt=0,
-        le=10**15,
-        description="Most tokens, in requests and answers together, that all stages of a run may "
-        "use; none: no limit",
-    )
+    max_cost: Annotated[float | None, LIMIT] = Field(None, gt=0, le=1e9)
+    """Most that all stages of a run may spend on this endpoint, in the prices' currency; none: no
+    limit"""
+    max_total_tokens: Annotated[int | None, LIMIT] = Field(None, gt=0, le=10**15)
+    """Most tokens, in requests and answers together, that all stages of a run may use; none: no
+    limit"""
 
     @property
     def is_limited(self) -> bool:
@@ -154,21 +137,14 @@ class ChatModelConfig(StageConfig):
     """A chat model. Exactly one of endpoint, local_model and gold_accuracy is given."""
 
     endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
-    local_model: str | None = Field(
-        None, min_length=1, description="Judge in this process: packaged model, folder or hub id"
-    )
-    gold_accuracy: float | None = Field(
-        None,
-        ge=0.5,
-        le=1,
-        description="The synthetic world's gold scorer as judge, right in this share of verdicts",
-    )
-    temperature: float = Field(
-        0.0, ge=0, le=2, description="Sampling temperature of the judge's answers"
-    )
-    max_characters: Characters = Field(
-        6000, description="Longest dialogue, and longest response, shown to the judge (free)"
-    )
+    local_model: str | None = Field(None, min_length=1)
+    """Judge in this process: packaged model, folder or hub id"""
+    gold_accuracy: float | None = Field(None, ge=0.5, le=1)
+    """The synthetic world's gold scorer as judge, right in this share of verdicts"""
+    temperature: float = Field(0.0, ge=0, le=2)
+    """Sampling temperature of the judge's answers"""
+    max_characters: Characters = 6000
+    """Longest dialogue, and longest response, shown to the judge (free)"""
 
     @model_validator(mode="after")
     def _one_judge(self) -> Self:
@@ -189,48 +165,28 @@ class JudgeConfig(ChatModelConfig):
     """A judge and how it is asked. Exactly one of endpoint, local_model, gold_accuracy is given."""
 
     rubric: Rubric = Field("helpfulness", description="Criteria that the judge is given")
-    constitution: str | None = Field(
-        None,
-        min_length=1,
-        description="Principles; one, drawn at random for each comparison, decides it: "
-        "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
-    )
-    num_examples: int = Field(
-        0, ge=0, le=8, description="Worked comparisons shown first [RLAIF: 0-8]"
-    )
-    chain_of_thought: bool = Field(
-        False, description="Let the judge write its reasoning before it answers [RLAIF: helps]"
-    )
-    num_samples: int = Field(
-        1,
-        gt=0,
-        le=1000,
-        description="Answers sampled for each question, whose mean is used (self-consistency) "
-        "[RLAIF: 1 is best]",
-    )
-    top_logprobs: int = Field(
-        20,
-        ge=0,
-        le=20,
-        description="Likeliest tokens requested, from which the verdict's probabilities are read; "
-        "0: the answer's text is read instead",
-    )
-    min_mass: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Least probability that A and B, or all ratings, must have together for token "
-        "probabilities to be used; below it the answer's text is read (free)",
-    )
-    max_answer_tokens: int = Field(
-        16, gt=1, le=1_048_576, description="Longest answer in tokens (free)"
-    )
+    constitution: str | None = Field(None, min_length=1)
+    """Principles; one, drawn at random for each comparison, decides it: `harmlessness`, a file, a
+    folder or an s3:// address; none: the rubric alone"""
+    num_examples: int = Field(0, ge=0, le=8)
+    """Worked comparisons shown first [RLAIF: 0-8]"""
+    chain_of_thought: bool = False
+    """Let the judge write its reasoning before it answers [RLAIF: helps]"""
+    num_samples: int = Field(1, gt=0, le=1000)
+    """Answers sampled for each question, whose mean is used (self-consistency) [RLAIF: 1 is
+    best]"""
+    top_logprobs: int = Field(20, ge=0, le=20)
+    """Likeliest tokens requested, from which the verdict's probabilities are read; 0: the answer's
+    text is read instead"""
+    min_mass: float = Field(0.1, ge=0, lt=1)
+    """Least probability that A and B, or all ratings, must have together for token probabilities to
+    be used; below it the answer's text is read (free)"""
+    max_answer_tokens: int = Field(16, gt=1, le=1_048_576)
+    """Longest answer in tokens (free)"""
     max_thought_tokens: Tokens = Field(256, description="Longest reasoning in tokens (free)")
-    clamp: tuple[Share, Share] | None = Field(
-        None,
-        description="Bounds to which the preference probability is clamped [CAI: .4, .6 with "
-        "chain_of_thought]; none: not clamped",
-    )
+    clamp: tuple[Share, Share] | None = None
+    """Bounds to which the preference probability is clamped [CAI: .4, .6 with chain_of_thought];
+    none: not clamped"""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
@@ -270,13 +226,10 @@ class JudgedPairsConfig(StageConfig):
     """A judge, and which preference pairs it compares."""
 
     judge: JudgeConfig
-    categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Categories whose pairs are judged; none: all"
-    )
-    max_pairs: Rows | None = Field(
-        None,
-        description="Largest number of pairs of each split; the first are taken; none: all",
-    )
+    categories: tuple[str, ...] | None = Field(None, min_length=1)
+    """Categories whose pairs are judged; none: all"""
+    max_pairs: Rows | None = None
+    """Largest number of pairs of each split; the first are taken; none: all"""
     pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
     seed: Seed = Field(0, description="Seed of sampled answers and of the gold judge's errors")
 
@@ -284,18 +237,16 @@ class JudgedPairsConfig(StageConfig):
 class JudgePreferencesConfig(JudgedPairsConfig):
     """A judge compares the two answers of preference pairs [RLAIF section 2.1]."""
 
-    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
-        ("train",), min_length=1, description="Splits whose pairs are judged"
-    )
+    splits: tuple[Literal["train", "validation", "test"], ...] = Field(("train",), min_length=1)
+    """Splits whose pairs are judged"""
 
 
 class HarmlessConfig(StageConfig):
     """The judge that says whether answers to harmful requests are harmless [RLAIF 2.3]."""
 
     judge: JudgeConfig
-    categories: tuple[str, ...] = Field(
-        min_length=1, description="Categories of the harmful prompts"
-    )
+    categories: tuple[str, ...] = Field(min_length=1)
+    """Categories of the harmful prompts"""
 
     _rates = field_validator("judge")(rating)
 
@@ -315,10 +266,8 @@ class AILabelsConfig(StageConfig):
     All other pairs keep their labels.
     """
 
-    soft: bool = Field(
-        True,
-        description="Labels are the judge's probabilities [RLAIF]; if off, 1 for what it prefers",
-    )
+    soft: bool = True
+    """Labels are the judge's probabilities [RLAIF]; if off, 1 for what it prefers"""
 
 
 NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
@@ -344,22 +293,15 @@ class JudgeAnswersConfig(StageConfig):
 
     name: str = Field(max_length=MAX_NAME, pattern=NAME, description=OF_NAME)
     judge: JudgeConfig
-    sets: tuple[str, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Prompt sets whose answers are judged; none: all but `validation`",
-    )
-    categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Categories of prompts whose answers are judged; none: all"
-    )
-    max_prompts: Rows | None = Field(
-        None,
-        description="Most prompts of each set and seed; the first are taken; none: all",
-    )
+    sets: tuple[str, ...] | None = Field(None, min_length=1)
+    """Prompt sets whose answers are judged; none: all but `validation`"""
+    categories: tuple[str, ...] | None = Field(None, min_length=1)
+    """Categories of prompts whose answers are judged; none: all"""
+    max_prompts: Rows | None = None
+    """Most prompts of each set and seed; the first are taken; none: all"""
     pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
-    seed: Seed = Field(
-        0, description="Seed of sampled answers, principles and the gold judge's errors"
-    )
+    seed: Seed = 0
+    """Seed of sampled answers, principles and the gold judge's errors"""
 
     @field_validator("name")
     @classmethod

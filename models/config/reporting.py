@@ -23,39 +23,25 @@ class EvaluateConfig(SamplingStageConfig):
     """Evaluating a policy's answers, and comparing two policies."""
 
     seed: Seed = Field(0, description="Seed of sampling and bootstrap")
-    temperature: Temperature = Field(
-        0.7, description="Sampling temperature of the evaluated answers"
-    )
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Nucleus sampling: total probability of the tokens drawn from; 1: all tokens",
-    )
-    repetition_penalty: Positive = Field(
-        1.0, description="Repetition penalty of the evaluated answers; 1: none"
-    )
+    temperature: Temperature = 0.7
+    """Sampling temperature of the evaluated answers"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: total probability of the tokens drawn from; 1: all tokens"""
+    repetition_penalty: Positive = 1.0
+    """Repetition penalty of the evaluated answers; 1: none"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    num_candidates: Several = Field(
-        1, description="Answers sampled per prompt, of which the scorer's best is evaluated"
-    )
+    num_candidates: Several = 1
+    """Answers sampled per prompt, of which the scorer's best is evaluated"""
     instruction: str = Field("", description="Text appended to every prompt")
     tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
     num_resamples: Several = Field(1000, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
-    annotator_sharpness: Positive = Field(
-        12.0, description="Slope of the simulated annotators' Bradley-Terry model"
-    )
-    annotator_flip_share: float = Field(
-        0.2,
-        ge=0,
-        lt=0.5,
-        description="Share of the simulated annotators' verdicts that are flipped",
-    )
-    harmless: HarmlessConfig | None = Field(
-        None,
-        description="Judge that says which answers are harmless, where there is no gold scorer",
-    )
+    annotator_sharpness: Positive = 12.0
+    """Slope of the simulated annotators' Bradley-Terry model"""
+    annotator_flip_share: float = Field(0.2, ge=0, lt=0.5)
+    """Share of the simulated annotators' verdicts that are flipped"""
+    harmless: HarmlessConfig | None = None
+    """Judge that says which answers are harmless, where there is no gold scorer"""
 
     @model_validator(mode="after")
     def _gold_knows_harm(self) -> EvaluateConfig:
@@ -98,12 +84,10 @@ class ReportConfig(StageConfig):
     lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts in the order of making")
     arms: tuple[str, ...] = Field((), description="Arms, in the order to show them")
     rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
-    champion: str | None = Field(
-        None, description="Policy the run ends with (`full`, `round_2`); null if none was promoted"
-    )
-    has_gold: bool = Field(
-        False, description="The run is in the synthetic world, so that the gold scorer applies"
-    )
+    champion: str | None = None
+    """Policy the run ends with (`full`, `round_2`); null if none was promoted"""
+    has_gold: bool = False
+    """The run is in the synthetic world, so that the gold scorer applies"""
 
 
 class AuditConfig(StageConfig):
@@ -111,15 +95,12 @@ class AuditConfig(StageConfig):
 
     recipe: str = Field("", description="Name of the recipe, for the page's heading")
     seed: Seed = Field(0, description="Seed of the run, for the page's heading")
-    voters: tuple[str, ...] = Field(
-        (), description="What the members are, in order; none: they are reward models"
-    )
-    num_external: int = Field(
-        0, ge=0, le=300, description="How many of the voters, the last ones, are the user's own"
-    )
-    judges: tuple[str, ...] = Field(
-        (), description="Names of the judges, which are the last of the voters"
-    )
+    voters: tuple[str, ...] = ()
+    """What the members are, in order; none: they are reward models"""
+    num_external: int = Field(0, ge=0, le=300)
+    """How many of the voters, the last ones, are the user's own"""
+    judges: tuple[str, ...] = ()
+    """Names of the judges, which are the last of the voters"""
 
 
 class CompareConfig(StageConfig):
@@ -129,9 +110,8 @@ class CompareConfig(StageConfig):
     seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
     arms: tuple[str, ...] = Field(min_length=1, description="Arms that are compared, besides SFT")
     num_candidates: Several = Field(1, description="n of the arm `best_of_n`")
-    lineage: tuple[LineageEntry, ...] = Field(
-        (), description="Artifacts of the runs, roles as `<seed>.<role>`"
-    )
+    lineage: tuple[LineageEntry, ...] = ()
+    """Artifacts of the runs, roles as `<seed>.<role>`"""
 
 
 class StudyConfig(StageConfig):
@@ -142,7 +122,6 @@ class StudyConfig(StageConfig):
     scale: str = Field(description="The recipe whose sizes and settings the runs had")
     seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
     command: str = Field("", description="The command that runs it again")
-    world_version: int | None = Field(
-        None, description="Version of the synthetic world; none: people's preferences"
-    )
+    world_version: int | None = None
+    """Version of the synthetic world; none: people's preferences"""
     lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts that the runs made")

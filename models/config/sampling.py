@@ -17,22 +17,17 @@ class VllmConfig(StageConfig):
 class SamplerConfig(StageConfig):
     """What all stages that sample a policy have."""
 
-    vllm: VllmConfig | None = Field(
-        None,
-        description="Sample with vLLM, from the Python that TRIMTAB_VLLM_PYTHON names; none: the "
-        "built-in sampler",
-    )
+    vllm: VllmConfig | None = None
+    """Sample with vLLM, from the Python that TRIMTAB_VLLM_PYTHON names; none: the built-in
+    sampler"""
 
 
 class SamplingStageConfig(SamplerConfig):
     """Of a stage that samples and scores, and trains nothing."""
 
-    num_ranks: NumRanks = Field(
-        "auto",
-        description="Processes that share the prompts, each with its own GPU if there are GPUs. "
-        "auto: on a GPU 1; without GPUs 1, or for a model from scratch one for each core of the "
-        "stage",
-    )
+    num_ranks: NumRanks = "auto"
+    """Processes that share the prompts, each with its own GPU if there are GPUs. auto: on a GPU 1;
+    without GPUs 1, or for a model from scratch one for each core of the stage"""
 
     @property
     def ranks(self) -> int:

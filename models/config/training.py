@@ -43,21 +43,15 @@ NumRanks = Annotated[
 class ModelConfig(StageConfig):
     """The base model: a packaged one, a folder, a hub id, or a small Llama from scratch."""
 
-    base: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder or hub id of a causal language model; none trains from scratch",
-    )
-    hidden_size: int = Field(
-        128, gt=0, le=65_536, description="Hidden width of the from-scratch Llama"
-    )
+    base: str | None = Field(None, min_length=1)
+    """Folder or hub id of a causal language model; none trains from scratch"""
+    hidden_size: int = Field(128, gt=0, le=65_536)
+    """Hidden width of the from-scratch Llama"""
     num_layers: int = Field(4, gt=0, le=1024, description="Layers of the from-scratch Llama")
-    num_heads: int = Field(
-        4, gt=0, le=1024, description="Attention heads of the from-scratch Llama"
-    )
-    max_length: int = Field(
-        256, gt=1, le=1_048_576, description="Longest prompt plus response in tokens"
-    )
+    num_heads: int = Field(4, gt=0, le=1024)
+    """Attention heads of the from-scratch Llama"""
+    max_length: int = Field(256, gt=1, le=1_048_576)
+    """Longest prompt plus response in tokens"""
 
     @property
     def head_size(self) -> int:
@@ -78,14 +72,11 @@ class ModelConfig(StageConfig):
 class ZeroConfig(StageConfig):
     """DeepSpeed's ZeRO: what every rank would hold is partitioned over the ranks."""
 
-    stage: Literal[1, 2, 3] = Field(
-        2,
-        description="What is partitioned over ranks: optimizer state (1), also gradients (2), also "
-        "parameters (3)",
-    )
-    offload: bool = Field(
-        False, description="Keep optimizer state, and in stage 3 parameters, in the host's memory"
-    )
+    stage: Literal[1, 2, 3] = 2
+    """What is partitioned over ranks: optimizer state (1), also gradients (2), also parameters
+    (3)"""
+    offload: bool = False
+    """Keep optimizer state, and in stage 3 parameters, in the host's memory"""
 
 
 class LoraConfig(StageConfig):
@@ -98,53 +89,30 @@ class LoraConfig(StageConfig):
 class TrainerConfig(StageConfig):
     """Settings of every trainer."""
 
-    micro_batch_tokens: int = Field(
-        16384,
-        gt=0,
-        le=100_000_000,
-        description="Most tokens in one forward pass; larger batches are split and gradients "
-        "added up",
-    )
-    trainable_layers: int | None = Field(
-        None,
-        gt=0,
-        le=1024,
-        description="Number of upper layers that are trained, the rest is frozen; none: all",
-    )
-    lora: LoraConfig | None = Field(
-        None, description="Train low-rank adapters of the trained layers; none: their weights"
-    )
-    gradient_checkpointing: bool = Field(
-        False,
-        description="Recompute each layer's activations in the backward pass: less memory, more "
-        "time",
-    )
-    precision: Precision = Field(
-        "auto",
-        description="Data type of the layers' products; weights that are trained and optimiser "
-        "state stay float32. auto: bfloat16 on CUDA GPUs from Ampere on (compute capability 8.0), "
-        "float32 on others and on CPUs. bfloat16 pays on those GPUs, and on CPUs with AMX or "
-        "AVX512-BF16; on a GPU products that stay in float32 are TF32 then. float32: all products, "
-        "without TF32",
-    )
-    optimiser: Optimiser = Field(
-        "adamw",
-        description="adamw_8bit (bitsandbytes) keeps its moments in 2 bytes a parameter instead "
-        "of 8; not possible with ZeRO",
-    )
+    micro_batch_tokens: int = Field(16384, gt=0, le=100_000_000)
+    """Most tokens in one forward pass; larger batches are split and gradients added up"""
+    trainable_layers: int | None = Field(None, gt=0, le=1024)
+    """Number of upper layers that are trained, the rest is frozen; none: all"""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters of the trained layers; none: their weights"""
+    gradient_checkpointing: bool = False
+    """Recompute each layer's activations in the backward pass: less memory, more time"""
+    precision: Precision = "auto"
+    """Data type of the layers' products; weights that are trained and optimiser state stay float32.
+    auto: bfloat16 on CUDA GPUs from Ampere on (compute capability 8.0), float32 on others and on
+    CPUs. bfloat16 pays on those GPUs, and on CPUs with AMX or AVX512-BF16; on a GPU products that
+    stay in float32 are TF32 then. float32: all products, without TF32"""
+    optimiser: Optimiser = "adamw"
+    """adamw_8bit (bitsandbytes) keeps its moments in 2 bytes a parameter instead of 8; not possible
+    with ZeRO"""
     max_grad_norm: Positive = Field(1.0, description="Global gradient clip [PPO: 1.0]")
-    num_ranks: NumRanks = Field(
-        "auto",
-        description="Processes that share each batch, each with its own GPU if there are GPUs. A "
-        "number is the same on every host, and so are the results, to the last bit. auto: on a "
-        "GPU 1; without GPUs 1, or for a model from scratch one for each core of the stage, so "
-        "that results of hosts with other cores differ by rounding (with dropout also by what is "
-        "dropped) but count as the same stage",
-    )
-    zero: ZeroConfig | None = Field(
-        None,
-        description="Partitioning over ranks by DeepSpeed's ZeRO; none: each rank holds everything",
-    )
+    num_ranks: NumRanks = "auto"
+    """Processes that share each batch, each with its own GPU if there are GPUs. A number is the
+    same on every host, and so are the results, to the last bit. auto: on a GPU 1; without GPUs 1,
+    or for a model from scratch one for each core of the stage, so that results of hosts with other
+    cores differ by rounding (with dropout also by what is dropped) but count as the same stage"""
+    zero: ZeroConfig | None = None
+    """Partitioning over ranks by DeepSpeed's ZeRO; none: each rank holds everything"""
 
     @property
     def ranks(self) -> int:
@@ -172,20 +140,14 @@ class TrainConfig(TrainerConfig):
 
     learning_rate: LearningRate = Field(5e-6, description="Peak learning rate [AM, RM: 5e-6]")
     warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
-    final_fraction: float = Field(
-        0.1, ge=0, le=1, description="Final learning rate as a share of the peak"
-    )
+    final_fraction: float = Field(0.1, ge=0, le=1)
+    """Final learning rate as a share of the peak"""
     num_epochs: Passes = Field(1, description="Passes over the data [RM, AM: 1]")
-    batch_size: Rows = Field(
-        32, description="Examples (pairs, rankings, dialogues) per optimiser step"
-    )
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Dropout probability on the outputs of attention and feed-forward blocks of "
-        "the trained layers [RM: 0.05]",
-    )
+    batch_size: Rows = 32
+    """Examples (pairs, rankings, dialogues) per optimiser step"""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout probability on the outputs of attention and feed-forward blocks of the trained layers
+    [RM: 0.05]"""
     weight_decay: float = Field(0.0, ge=0, le=100, description="AdamW weight decay")
     checkpoint_every: Steps = Field(100, description="Optimiser steps between checkpoints")
 
