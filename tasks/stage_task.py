@@ -20,19 +20,11 @@ from trimtab.infra.processes.launch import TrainerKilledError
 from trimtab.infra.store.manifest import StoreUnavailableError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.data.records import ArtifactRef
-from trimtab.models.specs import StageSpec
+from trimtab.models.specs import SPECS, StageSpec
 from trimtab.tasks.cache_key import CodeChangedError
 from trimtab.tasks.context import run_stage_task
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE, Resources
-
-# Stages that make what a run is for: pairs, scorers, policies. Prefect calls them assets.
-ASSETS = {
-    **dict.fromkeys(("preferences", "comparisons", "relabel"), "pairs"),
-    **dict.fromkeys(("reward_model", "advantage_model", "meta_rm"), "scorer"),
-    **dict.fromkeys(("sft", "constitutional_sft", "ppo_max", "dpo", "cpl"), "policy"),
-    **dict.fromkeys(("rejection_sampling", "rest", "hir"), "policy"),
-}
 
 _PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
 
@@ -90,7 +82,7 @@ def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
     run.__doc__ = spec.doc
     run.__signature__ = _signature(spec)  # type: ignore[attr-defined]
     options: Any = {"name": spec.name, "task_run_name": "{label}", "tags": [spec.device], **RETRIES}
-    if spec.name in ASSETS:  # which one is said when it is submitted
+    if spec.makes:  # which one is said when it is submitted
         return MaterializingTask(run, assets=[], materialized_by="trimtab", **options)
     return Task(run, **options)
 
@@ -111,7 +103,7 @@ def asset_task(
     """
     if not isinstance(task, MaterializingTask):
         return task
-    name = f"{ASSETS[task.name]}: {label or task.name}"
+    name = f"{SPECS[task.name].makes}: {label or task.name}"
     key = re.sub(r"[^a-z0-9.]+", "-", (label or task.name).lower())
     asset = Asset(key=f"trimtab://{data}/{key}", properties=AssetProperties(name=name))
     return task.with_options(assets=[asset])

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version as installed_version
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -192,9 +192,9 @@ def _fields() -> list[tuple[str, str]]:
 
 
 def _arms() -> list[str]:
-    from trimtab.flows.config.config import Arm
+    from trimtab.models.config.arms import ARMS
 
-    return list(get_args(Arm))
+    return list(ARMS)
 
 
 def _known_flow(name: str) -> str:

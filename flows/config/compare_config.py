@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab.flows.config.config import Arm, ConfigError, RunConfig
+from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import RunName, name_run_over_seeds
 from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
 from trimtab.flows.config.recipes import recipe_named
+from trimtab.models.config.arms import ARMS, Arm
 
-METHODS: tuple[Arm, ...] = (
-    "vanilla",
-    "ppo_max_rm",
-    "ppo_max_am",
-    "full",
-    "dpo",
-    "cpl",
-    "best_of_n",
-    "rejection_sampling",
-    "rejection_sampling_ppo",
-    "rest",
-    "hir",
-)
+METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
 SEEDS = (2, 3, 4)
 # Arms and seeds are given by themselves, and there are no rounds.
 _FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.explain import explain, short
+from trimtab.models.config.arms import Arm
 from trimtab.models.config.base import (
     LARGEST_SEED,
     RunSeed,
@@ -53,23 +54,6 @@ from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import SFTConfig, TrainerConfig
 from trimtab.models.counts import layer_of_vectors
 
-Arm = Literal[
-    "vanilla",
-    "ppo_max_rm",
-    "ppo_max_am",
-    "full",
-    "ppo_max_ensemble",
-    "ppo_max_safety",
-    "ppo_max_no_sft",
-    "dpo",
-    "cpl",
-    "best_of_n",
-    "rejection_sampling",
-    "rejection_sampling_ppo",
-    "rest",
-    "hir",
-    "rlaif_direct",
-]
 Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
 # Sizes of attention heads for which vLLM has a kernel on every device.
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -619,32 +603,6 @@ def require_flow(config: RunConfig, flow: str | None) -> None:
 def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
     """A stage's configuration with its seed moved to the run's: members and rounds by `offset`."""
     return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
-
-
-def vanilla(ppo: PPOConfig) -> PPOConfig:
-    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
-
-    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
-    """
-    return ppo.model_copy(
-        update={
-            "score_treatment": "raw",
-            "score_clip": None,
-            "normalise_advantages": False,
-            "advantage_clip": None,
-            "kl_coef": 0.0,
-            "kl_target": None,
-            "ratio_denominator": "sampling",
-            "entropy_coef": 0.0,
-            "entropy_clip": None,
-            "value_clip": None,
-            "critic_pretrain_steps": 0,
-            "warmup_fraction": 0.1,
-            "ptx_coef": 0.0,
-            "rehearsal_coef": 0.0,
-            "guard": ppo.guard.model_copy(update={"action": "warn"}),
-        }
-    )
 
 
 def load_config(values: dict[str, Any]) -> RunConfig:

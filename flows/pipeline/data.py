@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.pipeline.run import Future, Run
+from trimtab.models.config.arms import ARMS
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.specs import (
@@ -79,7 +80,7 @@ def cache_trunk(run: Run) -> None:
         config.reward_model,
         config.advantage_model,
         config.rounds.meta_rm,
-        *(arm for name, arm in (("dpo", config.dpo), ("cpl", config.cpl)) if name in config.arms),
+        *(getattr(config, arm) for arm in config.arms if ARMS[arm].trained_by == "pairs"),
     ]
     trained = [
         (reader.train.trainable_layers, reader.train.precision)

@@ -1,22 +1,7 @@
-"""The arms: how each trains a policy, and how the policy is evaluated and judged against SFT.
+"""How every arm trains its policy, and how the policy is evaluated and judged against SFT.
 
-| arm                      | start              | optimised against or learned from                |
-|--------------------------|--------------------|--------------------------------------------------|
-| `vanilla`                | SFT                | the first member, trained on raw labels; no trick|
-| `ppo_max_rm`             | SFT                | the reward model of relabelled pairs             |
-| `ppo_max_am`             | SFT                | the Advantage Model                              |
-| `full`                   | SFT                | the Advantage Model, with rehearsal              |
-| `ppo_max_ensemble`       | SFT                | the ensemble's members that do not judge, as one |
-| `ppo_max_safety`         | SFT                | a reward model of helpfulness and one of safety  |
-| `ppo_max_no_sft`         | the base model     | the Advantage Model                              |
-| `rlaif_direct`           | SFT                | the ratings of `ppo.scoring.judge` [RLAIF]       |
-| `rejection_sampling_ppo` | rejection sampling | the Advantage Model [Llama 2]                    |
-| `dpo`, `cpl`             | SFT                | the relabelled pairs                             |
-| `rejection_sampling`, `rest`, `hir` | SFT     | samples that the Advantage Model has scored      |
-| `best_of_n`              | SFT                | nothing: the best of n answers                   |
-
-Of the PPO arms only `full` uses rehearsal; other methods do if their `rehearsal_coef` is above 0.
-Artifacts between an arm's start and its policy have roles that begin with the arm's name.
+The arms are the rows of trimtab.models.config.arms. Artifacts between an arm's
+start and its policy have roles that begin with the arm's name.
 """
 
 from __future__ import annotations
@@ -25,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config.config import Arm, RunConfig, vanilla
+from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
-from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
+from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.config.policy import PolicyConfig, SampleResponsesConfig
 from trimtab.models.specs import (
-    CPL,
-    DPO,
     EVALUATE,
     HEAD_TO_HEAD,
     HIR,
@@ -41,6 +25,7 @@ from trimtab.models.specs import (
     REST,
     SAMPLE_RESPONSES,
     SFT,
+    SPECS,
     StageSpec,
 )
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
@@ -84,7 +69,8 @@ def train_policy(
     run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
 ) -> None:
     """Train an arm from the SFT policy, and evaluate it in the slot `answers_slot`."""
-    policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
+    untrained = ARMS[arm].trained_by == "nothing"
+    policy = run["sft"] if untrained else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
     measure(run, arm, policy, first, slot=answers_slot, **_answering(run, arm))
@@ -130,28 +116,21 @@ def judge_policies(run: Run) -> None:
         )
 
 
-def start_of(run: Run, arm: Arm) -> Future:
-    """The policy that an arm starts from, and is held near."""
-    if arm != "ppo_max_no_sft":
-        return run["sft"]
-    if "base" not in run.roles:
+def _start(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    """The policy that an arm starts from, trained once for all arms that start from it."""
+    start = ARMS[arm].start
+    if start in ARMS:
+        return _trained(run, start, scheduling)
+    if start not in run.roles:  # the model before SFT
         untrained = run.config.sft.model_copy(update={"fine_tune": False})
-        run["base"] = run.submit(
+        run[start] = run.submit(
             SFT,
             run.seeded(untrained),
             data=run["data"],
             label="base model",
             resources=ALL_CORES,
         )
-    return run["base"]
-
-
-def ppo_of(run: Run, arm: Arm) -> PPOConfig:
-    """The PPO configuration of an arm. If a judge scores, the critic starts from the policy."""
-    ppo = run.config.ppo
-    if arm == "vanilla":
-        return vanilla(ppo)
-    return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+    return run[start]
 
 
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
@@ -159,30 +138,30 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
 
     For an arm without a scorer: the one that its answers are measured with.
     """
-    if arm == "ppo_max_ensemble":
+    scorer = ARMS[arm].scorer or "advantage_model"
+    if scorer == "members":
         return run.optimised_members
-    roles: dict[Arm, str] = {
-        "full": roles_of_round(1, run.config.rounds.meta_rm_from).scorer,
-        "vanilla": "member_0",
-        "ppo_max_rm": "reward_model",
-        "ppo_max_safety": "helpfulness_model",
-    }
-    return run[roles.get(arm, "advantage_model")]
+    if scorer == "first_round":
+        scorer = roles_of_round(1, run.config.rounds.meta_rm_from).scorer
+    return run[scorer]
 
 
 def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or the arm that it starts from, uses rehearsal."""
-    learns: Arm = "rejection_sampling" if arm == "rejection_sampling_ppo" else arm
-    if learns in SAMPLED_METHODS:
-        return SAMPLED_METHODS[learns](config).learner.rehearsal_coef > 0
-    of_pairs: dict[Arm, PolicyConfig] = {"dpo": config.dpo, "cpl": config.cpl}
-    return arm == "full" or (arm in of_pairs and of_pairs[arm].rehearsal_coef > 0)
+    row = ARMS[arm]
+    if row.start in ARMS:
+        return uses_rehearsal(config, row.start)
+    if row.trained_by == "samples":
+        return SAMPLED_METHODS[arm](config).learner.rehearsal_coef > 0
+    if row.trained_by == "pairs":
+        return bool(getattr(config, arm).rehearsal_coef > 0)
+    return row.rehearses
 
 
 def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     """An arm's policy; trained once, even if another arm starts from it."""
     if f"policy_{arm}" not in run.roles:
-        run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
+        run[f"policy_{arm}"] = _TRAIN[ARMS[arm].trained_by](run, arm, scheduling)
     return run[f"policy_{arm}"]
 
 
@@ -196,19 +175,17 @@ def _answering(run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """PPO from `start_of`, or, as in Llama 2, from the policy of rejection sampling."""
-    start = reference = start_of(run, arm)
-    if arm == "rejection_sampling_ppo":
-        start = _trained(run, "rejection_sampling", scheduling)
+    row = ARMS[arm]
+    start = _start(run, arm, scheduling)
     return run.submit(
         PPO_MAX,
-        run.seeded(ppo_of(run, arm)),
+        run.seeded(row.ppo(run.config.ppo)),
         policy=start,
-        reference=reference,
-        scorer=None if arm == "rlaif_direct" else scorer_of(run, arm),
+        reference=run["sft"] if row.start in ARMS else start,
+        scorer=scorer_of(run, arm) if row.scorer else None,
         data=run["data"],
-        rehearsal=run["rehearsal"] if arm == "full" else None,
-        safety_scorer=run["safety_model"] if arm == "ppo_max_safety" else None,
+        rehearsal=run["rehearsal"] if row.rehearses else None,
+        safety_scorer=run[row.safety_scorer] if row.safety_scorer else None,
         label=f"PPO {arm}",
         **scheduling.options,
     )
@@ -219,22 +196,9 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
     return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
-def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, DPO, run.config.dpo, reference=run["sft"])
-
-
-def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, CPL, run.config.cpl)
-
-
-def _learn_pairs(
-    run: Run,
-    arm: Arm,
-    scheduling: Scheduling,
-    spec: StageSpec,
-    config: PolicyConfig,
-    **inputs: Future,
-) -> Future:
+def _learn_pairs(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    """By the stage and the settings that have the arm's name."""
+    spec, config = SPECS[arm], getattr(run.config, arm)
     return run.submit(
         spec,
         run.seeded(config),
@@ -243,8 +207,8 @@ def _learn_pairs(
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train),
         rehearsal=_rehearsed(run, arm),
-        label=arm.upper(),
-        **inputs,
+        label=ARMS[arm].label,
+        **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
         **scheduling.options,
     )
 
@@ -325,9 +289,8 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     return policy
 
 
-# Of the others the policy is trained by PPO, or is SFT's (`best_of_n`).
-SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
-    "dpo": _dpo,
-    "cpl": _cpl,
-    **dict.fromkeys(SAMPLED_METHODS, _sample_and_learn),
+_TRAIN: dict[str, Callable[[Run, Arm, Scheduling], Future]] = {
+    "ppo": _ppo,
+    "pairs": _learn_pairs,
+    "samples": _sample_and_learn,
 }

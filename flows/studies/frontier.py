@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trimtab.flows.config.config import Arm, RunConfig
+from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline.policies import (
     Scheduling,
     measure,
@@ -24,6 +24,7 @@ from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.constants import named_values
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_comparison, add_strength, changed
+from trimtab.models.config.arms import Arm
 from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 from trimtab.tasks.resources import Resources
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from trimtab.flows.config.config import vanilla
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
@@ -15,6 +14,7 @@ from trimtab.flows.studies.steps import (
     ppo_without_rehearsal,
     with_changes,
 )
+from trimtab.models.config.arms import vanilla
 from trimtab.models.specs import SFT
 from trimtab.models.studies.variants import (
     CONSTRAINTS,

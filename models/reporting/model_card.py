@@ -19,6 +19,7 @@ from trimtab.models.reporting.kit.names import (
     STRENGTH_NAMES,
     policy_name,
 )
+from trimtab.models.specs import SPECS
 
 # Packaged base models: repository on the Hub, licence.
 ORIGINS = {"smollm2-135m-instruct": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
@@ -121,7 +122,6 @@ KINDS = {
         "validation and test are as they were given.",
     ),
 }
-SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,7 @@ class Exported:
     @property
     def kind(self) -> str:
         """Which of KINDS it is."""
-        if self.entry["stage"] == "relabel":
-            return "pairs"
-        return "scorer" if self.entry["stage"] in SCORER_STAGES else "policy"
+        return SPECS[self.entry["stage"]].makes or "policy"
 
 
 def model_card(exported: Exported) -> str:

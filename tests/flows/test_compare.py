@@ -6,19 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from tests.flows.command import trimtab
 from trimtab.flows.cli.cli import main
 from trimtab.flows.config.compare_config import METHODS, configs_of_seeds
-from trimtab.flows.config.config import Arm, ConfigError
+from trimtab.flows.config.config import ConfigError
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.plan import make_plan
 from trimtab.flows.runs.plan_text import plan_text
+from trimtab.models.config.arms import ARMS
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.specs import StageSpec
 
@@ -111,7 +112,7 @@ def test_the_plan_has_the_judges() -> None:
 
 
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
-    arms = get_args(Arm)
+    arms = list(ARMS)
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
     (config,) = configs_of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
@@ -218,7 +219,7 @@ def _check_judges(matrix: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
-    arms = [arm for arm in get_args(Arm) if arm not in ("full", "cpl")]
+    arms = [arm for arm in list(ARMS) if arm not in ("full", "cpl")]
     given = ["run", "smoke", "ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"]
     given.append(f"judges={json.dumps([GOOD, CLUMSY])}")
     given += ["--flow", "compare", "--seeds", "0"]
