@@ -37,7 +37,7 @@ SMOKE = {
 def run_stage(job: Path) -> NoReturn:
     """Run the stage of a job file; ConfigError for what is wrong in it, all before it starts."""
     if not job.is_file():
-        raise ConfigError(f"{job}: is no file; docs/adding-a-stage.md shows a job")
+        raise ConfigError(f"{job}: is no file; docs/adding.md shows a job")
     try:
         found = Job.model_validate_json(job.read_bytes())
     except ValidationError as error:
