@@ -55,7 +55,7 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     output = workdir / "output"
     card = {
-        **asdict(exhibit),
+        **exhibit.said,
         "scale": config.scale,
         "command": config.command,
         "seconds": seconds,

@@ -77,6 +77,7 @@ ARMS = {
 
 @exhibit(
     "advantage-model",
+    arms="both_scorers",
     claim="The Advantage Model is as accurate and better calibrated",
     printed="accuracy 69.25 and 69.43, ECE 4.70 and 3.48 (HH); 74.75 and 75.28, 5.35 and 3.83",
 )
@@ -102,6 +103,7 @@ def table_1(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
+    arms="forgetting",
     claim="A reward model's scores differ between tasks; PPO on it loses what SFT was expert at",
     printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
 )
@@ -130,7 +132,9 @@ def figure_1(artifacts: Artifacts) -> SeedResult:
 
 
 @exhibit(
-    "advantage-model", claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))"
+    "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
 )
 def figure_2(artifacts: Artifacts) -> SeedResult:
     """Accuracy by score difference.
@@ -169,7 +173,11 @@ def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
     return middles, [share if number else middle for middle, share, number in bins]
 
 
-@exhibit("advantage-model", claim="The Advantage Model tells good from bad answers more distinctly")
+@exhibit(
+    "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model tells good from bad answers more distinctly",
+)
 def figure_3(artifacts: Artifacts) -> SeedResult:
     """Scores of good and bad answers.
 
@@ -199,7 +207,11 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
     return SeedResult(table, {"it tells them apart better": ours > theirs}, plots)
 
 
-@exhibit("advantage-model", claim="The Advantage Model's means differ far less between tasks")
+@exhibit(
+    "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model's means differ far less between tasks",
+)
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """Mean and deviation of scores by task."""
     means, deviations, table = {}, {}, {}
@@ -245,7 +257,9 @@ def _task_bars(title: str, scorers: Mapping[str, ByTask]) -> Plot:
 
 
 @exhibit(
-    "advantage-model", claim="On the Advantage Model quality rises further and does not fall again"
+    "advantage-model",
+    arms="policies_by_scorer",
+    claim="On the Advantage Model quality rises further and does not fall again",
 )
 def figure_5(artifacts: Artifacts) -> SeedResult:
     """PPO by step on the main set, by what scores it."""
@@ -271,6 +285,7 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
+    arms="policies_by_scorer",
     claim="The Advantage Model loses less of the forget set, with rehearsal least",
     printed="main 12.72/12.62/74.66, 14.87/10.38/74.74, 15.78/9.77/74.45 (win, lose, tie)",
 )
@@ -307,6 +322,8 @@ def table_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
+    arms="sweep",
+    varied="num-clusters",
     claim="The number of clusters hardly matters",
     printed="rewards vary by about .05",
 )
@@ -345,6 +362,7 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
+    arms="epochs_on_few_pairs",
     claim="Where a reward model is overconfident, the Advantage Model is better calibrated and no "
     "less accurate",
     printed="ECE 4.70 and 3.48 (HH), 5.35 and 3.83, of reward models of 7B after one epoch",
@@ -442,6 +460,7 @@ def likeliest_temperature(gap: Tensor) -> float:
 
 @exhibit(
     "advantage-model",
+    arms="rehearsal_by_kl",
     claim="Rehearsal loses less of the forget set, at equal KL too, and selection is why",
 )
 def rehearsal(artifacts: Artifacts) -> SeedResult:
@@ -507,6 +526,7 @@ def _rehearsed(artifacts: Artifacts, name: str, policy: str) -> dict[str, float]
 
 @exhibit(
     "advantage-model",
+    arms="rehearsal_criteria",
     claim="Examples of the highest advantage score keep more than those of other criteria",
     printed="named as other criteria, not tried: entropy, response length",
 )
@@ -550,6 +570,8 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "advantage-model",
+    arms="two_behaviour_policies",
+    in_world=True,
     claim="Importance weights make the Advantage Model better calibrated on pairs that several "
     "policies wrote",
 )

@@ -42,6 +42,7 @@ def gains_most(results: Sequence[SeedResult]) -> str:
 
 @exhibit(
     "methods",
+    arms="frontier",
     claim="At equal KL DPO gains more than every other method",
     printed="[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers "
     "printed",
@@ -95,6 +96,7 @@ def frontier(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "methods",
+    arms="temperatures",
     claim="DPO's best temperature is no worse than PPO's or best of n's, and DPO suffers less from "
     "other temperatures than PPO",
     printed="[DPO] figure 2, on summaries: DPO 61 % at temperature 0, PPO 57 % at best",

@@ -30,6 +30,7 @@ WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label,
 
 @exhibit(
     "human-votes",
+    arms="votes",
     claim="The strength that an ensemble finds follows how clearly people vote",
     printed="",
 )
@@ -74,6 +75,7 @@ def _agreement(artifacts: Artifacts, role: str, mode: str) -> dict[str, float]:
 
 @exhibit(
     "human-votes",
+    arms="planted_flips",
     claim="Strength finds the labels that were turned round better than length and models on "
     "vectors of the answers do, and cross-fitted better than in-sample",
     printed="",

@@ -38,6 +38,7 @@ from trimtab.models.studies.variants import (
     PTX_KL_COEFS,
     SCORES,
     STARTS,
+    VANILLA,
     Variant,
 )
 
@@ -49,6 +50,8 @@ NUM_BINS = 24
 
 @exhibit(
     "part-1",
+    arms="early_reward_models",
+    in_world=True,
     claim="A reward model of few steps is nearly as accurate, and PPO on it comes out worse",
     printed="after 200 steps accuracy is good, and PPO on that model fails; no numbers printed",
 )
@@ -89,6 +92,8 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="vanilla_ppo",
+    varied=VANILLA,
     claim="The score rises while quality does not; collapse shows in KL, perplexity and length",
     printed="no numbers printed; the collapsed model answers longer, at lower perplexity",
 )
@@ -112,6 +117,8 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="vanilla_ppo",
+    varied=SCORES,
     claim="Normalised and clipped scores hold the policy nearer to its start than raw ones",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
@@ -137,6 +144,8 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="vanilla_ppo",
+    varied=CONSTRAINTS,
     claim="The token KL penalty is what keeps training stable; an entropy bonus adds nothing to it",
     printed="no numbers printed; KL coefficients .05, .1 and .2",
 )
@@ -168,7 +177,11 @@ def figure_7(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit("part-1", claim="The critic's start matters early only; a policy without SFT fails")
+@exhibit(
+    "part-1",
+    arms="starts",
+    claim="The critic's start matters early only; a policy without SFT fails",
+)
 def figure_8(artifacts: Artifacts) -> SeedResult:
     """Initialisation of critic and policy."""
     curves = curves_of(artifacts, STARTS)
@@ -187,7 +200,9 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
 
 
 @exhibit(
-    "part-1", claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it"
+    "part-1",
+    arms="ppo_max",
+    claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it",
 )
 def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO-max by step."""
@@ -207,6 +222,7 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="vanilla_and_ppo_max",
     claim="PPO-max moves scores within the range of SFT's answers, vanilla PPO beyond it",
     printed="no numbers printed; long tails in a run that fails",
 )
@@ -267,6 +283,8 @@ def score_distributions(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="vanilla_ppo",
+    varied=JOINT_CLIPS,
     claim="Clipped advantages beside clipped rewards hold the policy nearer, and gain nothing",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
@@ -298,6 +316,7 @@ def joint_clips(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-1",
+    arms="pretraining_losses",
     claim="PPO loses abilities, and the pre-training loss keeps them at no cost in alignment",
     printed="on C-Eval PPO is below SFT, and PPO with the pre-training loss near it",
 )

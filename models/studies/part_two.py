@@ -64,6 +64,7 @@ OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
 
 @exhibit(
     "part-2",
+    arms="vote",
     claim="Many strengths are near 0, and about a quarter below; deviations have a long tail",
     printed="25 % of pairs below 0",
 )
@@ -109,7 +110,7 @@ def _histogram(title: str, name: str, values: torch.Tensor, what: str) -> Plot:
     )
 
 
-@exhibit("part-2", claim="The deviation is U-shaped over the mean")
+@exhibit("part-2", arms="vote", claim="The deviation is U-shaped over the mean")
 def figure_2(artifacts: Artifacts) -> SeedResult:
     """Deviation over mean strength, twenty groups."""
     groups = strength_groups(strength_rows(artifacts, "strength"))
@@ -141,6 +142,7 @@ def figure_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="vote",
     claim="The stronger the preference, the more often a judge agrees with its label",
     printed=".164 (weakest), .544 (near 0), .956 (strongest)",
 )
@@ -197,6 +199,8 @@ def _agreement(artifacts: Artifacts, rows: Sequence[Row]) -> float:
 
 @exhibit(
     "part-2",
+    arms="reward_models",
+    varied=TENTHS,
     claim="The weakest fifth teaches worse than chance, the next fifth about chance; the "
     "strongest tenth is not the best",
     printed="below .5 for tenths 1 and 2, about .5 for 3 and 4",
@@ -229,7 +233,12 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit("part-2", claim="Flipped labels of the weakest tenths teach better than the given ones")
+@exhibit(
+    "part-2",
+    arms="reward_models",
+    varied=WEAKEST_TENTHS,
+    claim="Flipped labels of the weakest tenths teach better than the given ones",
+)
 def figure_5(artifacts: Artifacts) -> SeedResult:
     """Reward models of the two weakest tenths, labels as given and flipped."""
     table = accuracy_table(artifacts, WEAKEST_TENTHS)
@@ -244,7 +253,12 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
     return SeedResult(table, checks, [_bars("The weakest labels, as given and flipped", table)])
 
 
-@exhibit("part-2", claim="Soft labels with margin are best there, margin alone helps little")
+@exhibit(
+    "part-2",
+    arms="reward_models",
+    varied=STRONGEST_TENTH,
+    claim="Soft labels with margin are best there, margin alone helps little",
+)
 def figure_6(artifacts: Artifacts) -> SeedResult:
     """Margin, soft labels and both, on the strongest tenth."""
     table = accuracy_table(artifacts, STRONGEST_TENTH)
@@ -262,7 +276,12 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
     )
 
 
-@exhibit("part-2", claim="A margin for all pairs makes the reward model more accurate")
+@exhibit(
+    "part-2",
+    arms="reward_models",
+    varied=MARGINS,
+    claim="A margin for all pairs makes the reward model more accurate",
+)
 def figure_7(artifacts: Artifacts) -> SeedResult:
     """Adaptive margin on all pairs."""
     table = accuracy_table(artifacts, MARGINS)
@@ -281,6 +300,7 @@ def _bars(title: str, table: Table) -> Plot:
 
 @exhibit(
     "part-2",
+    arms="long_reward_models",
     claim="Denoised labels are more accurate on the judge's labels, and overfit the given ones "
     "less",
 )
@@ -387,7 +407,9 @@ def _share(flags: Iterable[bool]) -> float:
 
 
 @exhibit(
-    "part-2", claim="On denoised reward models KL grows evenly and perplexity hardly fluctuates"
+    "part-2",
+    arms="free_policies",
+    claim="On denoised reward models KL grows evenly and perplexity hardly fluctuates",
 )
 def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on the five reward models."""
@@ -411,6 +433,7 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="free_policies",
     claim="Policies of the four methods beat the baseline's",
     printed="no numbers in the text",
 )
@@ -420,7 +443,11 @@ def figure_10(artifacts: Artifacts) -> SeedResult:
     return _policies_of(artifacts, TREATMENTS, "baseline", words)
 
 
-@exhibit("part-2", claim="With SimCSE the features of chosen and rejected answers overlap less")
+@exhibit(
+    "part-2",
+    arms="features",
+    claim="With SimCSE the features of chosen and rejected answers overlap less",
+)
 def figure_11(artifacts: Artifacts) -> SeedResult:
     """t-SNE of chosen and rejected features, with and without SimCSE.
 
@@ -491,7 +518,11 @@ def _plane(artifacts: Artifacts, role: str, words: str) -> Plot:
     )
 
 
-@exhibit("part-2", claim="Return and reward are more stable on contrastive reward models")
+@exhibit(
+    "part-2",
+    arms="contrastive_policies",
+    claim="Return and reward are more stable on contrastive reward models",
+)
 def figure_12(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on contrastive reward models."""
     curves = curves_of(artifacts, WITH_DROPOUT, "free_")
@@ -511,6 +542,7 @@ def figure_12(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="contrastive_policies",
     claim="Contrastive reward models give slightly better policies, SimCSE on pairs the best",
     printed="no numbers in the text",
 )
@@ -559,6 +591,8 @@ def _policies_of(
 
 @exhibit(
     "part-2",
+    arms="denoised_policies",
+    in_world=True,
     claim="At equal KL the policy of denoised labels is better than that of the given ones",
 )
 def denoised_policies(artifacts: Artifacts) -> SeedResult:
@@ -601,6 +635,8 @@ def denoised_policies(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="rated_responses",
+    in_world=True,
     claim="Ratings from the pairs of a prompt's responses are better labels than the pairs",
     printed="no numbers printed; rankings of four to nine answers become ratings, as Elo's",
 )

@@ -21,6 +21,7 @@ WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate
 
 @exhibit(
     "rlaif",
+    arms="judges",
     claim="The better a judge agrees with the truth, the better the policy, and one that is "
     "right four times in five beats SFT",
     printed="no such curve; distilled, 71 % wins against SFT on summaries and 63 % in helpful "
@@ -71,6 +72,7 @@ def alignment(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "rlaif",
+    arms="feedback",
     claim="AI feedback whose errors are independent is as good as people's, and direct better than "
     "distilled",
     printed="RLAIF against RLHF 50 % (summaries), 52 % (helpful); direct against distilled 60 %",

@@ -34,6 +34,7 @@ MONITORS = ("score", "gold", "kl", "perplexity")
 
 @exhibit(
     "part-2",
+    arms="rounds",
     claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
 )
@@ -73,6 +74,7 @@ def table_2(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="rounds",
     claim="The best round beats SFT, and vanilla PPO too",
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
 )
@@ -90,6 +92,8 @@ def table_3(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="adaptation",
+    in_world=True,
     claim="Out of distribution the method still beats both, by less",
     printed="no numbers in the text",
 )
@@ -139,6 +143,7 @@ def _rounds(artifacts: Artifacts, arm: str) -> list[str]:
 
 @exhibit(
     "part-2",
+    arms="rounds",
     claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
 )
 def figure_16(artifacts: Artifacts) -> SeedResult:
@@ -191,6 +196,7 @@ def figure_16(artifacts: Artifacts) -> SeedResult:
 
 @exhibit(
     "part-2",
+    arms="rounds_at_dynamic_kl",
     claim="In each round the score rises; with a dynamic KL penalty quality is better at equal KL",
 )
 def figure_17(artifacts: Artifacts) -> SeedResult:

@@ -22,7 +22,6 @@ from trimtab.flows import study as flow
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import SharedRun
-from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.fork_client import close_servers
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 from trimtab.tasks import report_export
@@ -67,7 +66,7 @@ def _pages(
 
     monkeypatch.setattr(flow, "export_report", exported)
     for each, of_seeds in runs.items():
-        ARMS[each.slug](of_seeds[0])
+        flow.submit_arms(each, of_seeds[0])
     how = (*SHORT, *HOW)
     found = flow.read_all(
         runs, lambda each, of_seeds: flow._read(each, of_seeds, config, None, how)
