@@ -9,12 +9,11 @@ from pydantic import Field
 
 from trimtab.flows.config.config import ConfigError, load_config
 from trimtab.flows.config.names import GivenName, name_run
-from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.pipeline.policies import judge, measure
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import tracked_flow
 from trimtab.flows.runs.outcomes import outcomes_by_judge
-from trimtab.models.specs import HEAD_TO_HEAD
 from trimtab.tasks.registry import Registered, model_name, registered
 
 SFT = "sft"
@@ -49,13 +48,7 @@ def evaluate(
     with tracked_flow(config, name) as tracked:
         for each, (weights, scorer) in contenders.items():
             measure(run, each, weights, scorer, offset=seed)
-        run["verdict"] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate, seed),
-            ours=run[f"eval_{policy}"],
-            theirs=run[f"eval_{against}"],
-            label="judge",
-        )
+        judge(run, "verdict", f"eval_{policy}", f"eval_{against}", label="judge", offset=seed)
         numbers = run.result("verdict").summary
         tracked.log(metrics={name: float(value) for name, value in numbers.items()})
         create_table_artifact(

@@ -621,32 +621,6 @@ def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
     return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
 
 
-def vanilla(ppo: PPOConfig) -> PPOConfig:
-    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
-
-    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
-    """
-    return ppo.model_copy(
-        update={
-            "score_treatment": "raw",
-            "score_clip": None,
-            "normalise_advantages": False,
-            "advantage_clip": None,
-            "kl_coef": 0.0,
-            "kl_target": None,
-            "ratio_denominator": "sampling",
-            "entropy_coef": 0.0,
-            "entropy_clip": None,
-            "value_clip": None,
-            "critic_pretrain_steps": 0,
-            "warmup_fraction": 0.1,
-            "ptx_coef": 0.0,
-            "rehearsal_coef": 0.0,
-            "guard": ppo.guard.model_copy(update={"action": "warn"}),
-        }
-    )
-
-
 def load_config(values: dict[str, Any]) -> RunConfig:
     """Validate a configuration given as plain values; all mistakes are reported at once."""
     try:

@@ -21,42 +21,16 @@ Artifacts between an arm's start and its policy have roles that begin with the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config.config import Arm, RunConfig, vanilla
+from trimtab.flows.config.config import Arm, RunConfig
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
+from trimtab.models import specs
 from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
-from trimtab.models.specs import (
-    CPL,
-    DPO,
-    EVALUATE,
-    HEAD_TO_HEAD,
-    HIR,
-    PPO_MAX,
-    REHEARSAL,
-    REJECTION_SAMPLING,
-    REST,
-    SAMPLE_RESPONSES,
-    SFT,
-    StageSpec,
-)
-from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
-
-
-@dataclass(frozen=True)
-class Scheduling:
-    """The cores that an arm's stages may use, and futures they wait for besides their inputs."""
-
-    resources: Resources = ONE_CORE
-    wait_for: Sequence[Future] = ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As keywords of `Run.submit`."""
-        return {"resources": self.resources, "wait_for": self.wait_for}
+from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
 
 def train_policies(run: Run) -> None:
@@ -64,7 +38,7 @@ def train_policies(run: Run) -> None:
     config = run.config
     if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
-            REHEARSAL,
+            specs.REHEARSAL,
             run.seeded(config.rehearsal),
             data=run["data"],
             policy=run["sft"],
@@ -75,15 +49,20 @@ def train_policies(run: Run) -> None:
     wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         slot = Slot(index, len(config.arms))
-        scheduling = Scheduling(Resources(slot, by_ranks=run.has_small_models), wait_for)
         # The rounds wait for the arm `full`: all cores are for its answers.
-        train_policy(run, arm, scheduling, ALONE if arm == "full" else slot)
+        train_policy(run, arm, slot, wait_for, ALONE if arm == "full" else slot)
 
 
 def train_policy(
-    run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
+    run: Run,
+    arm: Arm,
+    slot: Slot | None = None,
+    wait_for: Sequence[Future] = (),
+    answers_slot: Slot | None = None,
 ) -> None:
-    """Train an arm from the SFT policy, and evaluate it in the slot `answers_slot`."""
+    """Train an arm in the slot `slot`, once what it is to wait for is there, and evaluate it."""
+    resources = Resources(slot, by_ranks=run.has_small_models)
+    scheduling = {"resources": resources, "wait_for": wait_for}
     policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
@@ -106,7 +85,7 @@ def measure(
     """
     config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
-        EVALUATE,
+        specs.EVALUATE,
         run.seeded(config, offset),
         policy=policy,
         reference=run["sft"],
@@ -121,29 +100,20 @@ def measure(
 def judge_policies(run: Run) -> None:
     """Every arm's answers against those of SFT."""
     for arm in run.config.arms:
-        run[f"judge_{arm}"] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate),
-            ours=run[f"eval_{arm}"],
-            theirs=run["eval_sft"],
-            label=f"judge {arm}",
-        )
+        judge(run, f"judge_{arm}", f"eval_{arm}", "eval_sft", label=f"judge {arm}")
 
 
-def start_of(run: Run, arm: Arm) -> Future:
-    """The policy that an arm starts from, and is held near."""
-    if arm != "ppo_max_no_sft":
-        return run["sft"]
-    if "base" not in run.roles:
-        untrained = run.config.sft.model_copy(update={"fine_tune": False})
-        run["base"] = run.submit(
-            SFT,
-            run.seeded(untrained),
-            data=run["data"],
-            label="base model",
-            resources=ALL_CORES,
-        )
-    return run["base"]
+def judge(
+    run: Run, role: str, ours: str, theirs: str, *, label: str | None = None, offset: int = 0
+) -> None:
+    """`role`: one policy's answers against another's, each given by the role of its answers."""
+    run[role] = run.submit(
+        specs.HEAD_TO_HEAD,
+        run.seeded(run.config.evaluate, offset),
+        ours=run[ours],
+        theirs=run[theirs],
+        label=label or role.replace("_", " "),
+    )
 
 
 def ppo_of(run: Run, arm: Arm) -> PPOConfig:
@@ -152,6 +122,32 @@ def ppo_of(run: Run, arm: Arm) -> PPOConfig:
     if arm == "vanilla":
         return vanilla(ppo)
     return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+
+
+def vanilla(ppo: PPOConfig) -> PPOConfig:
+    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
+
+    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
+    """
+    return ppo.model_copy(
+        update={
+            "score_treatment": "raw",
+            "score_clip": None,
+            "normalise_advantages": False,
+            "advantage_clip": None,
+            "kl_coef": 0.0,
+            "kl_target": None,
+            "ratio_denominator": "sampling",
+            "entropy_coef": 0.0,
+            "entropy_clip": None,
+            "value_clip": None,
+            "critic_pretrain_steps": 0,
+            "warmup_fraction": 0.1,
+            "ptx_coef": 0.0,
+            "rehearsal_coef": 0.0,
+            "guard": ppo.guard.model_copy(update={"action": "warn"}),
+        }
+    )
 
 
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
@@ -174,12 +170,13 @@ def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or the arm that it starts from, uses rehearsal."""
     learns: Arm = "rejection_sampling" if arm == "rejection_sampling_ppo" else arm
     if learns in SAMPLED_METHODS:
-        return SAMPLED_METHODS[learns](config).learner.rehearsal_coef > 0
-    of_pairs: dict[Arm, PolicyConfig] = {"dpo": config.dpo, "cpl": config.cpl}
-    return arm == "full" or (arm in of_pairs and of_pairs[arm].rehearsal_coef > 0)
+        return _sampled_method(config, learns).learner.rehearsal_coef > 0
+    if arm in ("dpo", "cpl"):
+        return (config.dpo if arm == "dpo" else config.cpl).rehearsal_coef > 0
+    return arm == "full"
 
 
-def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _trained(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """An arm's policy; trained once, even if another arm starts from it."""
     if f"policy_{arm}" not in run.roles:
         run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
@@ -195,13 +192,13 @@ def _answering(run: Run, arm: Arm) -> dict[str, Any]:
     return {}
 
 
-def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """PPO from `start_of`, or, as in Llama 2, from the policy of rejection sampling."""
-    start = reference = start_of(run, arm)
+def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """PPO from SFT, the base model or, as in Llama 2, the policy of rejection sampling."""
+    start = reference = _base(run) if arm == "ppo_max_no_sft" else run["sft"]
     if arm == "rejection_sampling_ppo":
         start = _trained(run, "rejection_sampling", scheduling)
     return run.submit(
-        PPO_MAX,
+        specs.PPO_MAX,
         run.seeded(ppo_of(run, arm)),
         policy=start,
         reference=reference,
@@ -210,8 +207,21 @@ def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
         rehearsal=run["rehearsal"] if arm == "full" else None,
         safety_scorer=run["safety_model"] if arm == "ppo_max_safety" else None,
         label=f"PPO {arm}",
-        **scheduling.options,
+        **scheduling,
     )
+
+
+def _base(run: Run) -> Future:
+    """The policy before SFT."""
+    untrained = run.config.sft.model_copy(update={"fine_tune": False})
+    run["base"] = run.submit(
+        specs.SFT,
+        run.seeded(untrained),
+        data=run["data"],
+        label="base model",
+        resources=ALL_CORES,
+    )
+    return run["base"]
 
 
 def _rehearsed(run: Run, arm: Arm) -> Future | None:
@@ -219,33 +229,22 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
     return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
-def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, DPO, run.config.dpo, reference=run["sft"])
-
-
-def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, CPL, run.config.cpl)
-
-
-def _learn_pairs(
-    run: Run,
-    arm: Arm,
-    scheduling: Scheduling,
-    spec: StageSpec,
-    config: PolicyConfig,
-    **inputs: Future,
-) -> Future:
+def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """DPO or CPL on the relabelled pairs; only DPO has a reference."""
+    config, spec, reference = run.config.cpl, specs.CPL, {}
+    if arm == "dpo":
+        config, spec, reference = run.config.dpo, specs.DPO, {"reference": run["sft"]}
     return run.submit(
         spec,
         run.seeded(config),
         policy=run["sft"],
+        **reference,
         preferences=run["preferences"],
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train),
         rehearsal=_rehearsed(run, arm),
         label=arm.upper(),
-        **inputs,
-        **scheduling.options,
+        **scheduling,
     )
 
 
@@ -257,58 +256,47 @@ class SampledMethod:
     and not from the last alone.
     """
 
-    spec: StageSpec
+    spec: specs.StageSpec
     label: str
     learner: PolicyConfig
     answers: Sequence[SampleResponsesConfig]
     learns_all: bool = False
 
 
-def _rejection_sampling(config: RunConfig) -> SampledMethod:
-    loop = config.rejection_sampling
-    answers = [loop.answers] * loop.num_iterations
-    return SampledMethod(
-        REJECTION_SAMPLING,
-        "rejection sampling",
-        loop.fine_tune,
-        answers,
-        learns_all=loop.from_all_iterations,
-    )
+SAMPLED_METHODS: tuple[Arm, ...] = ("rejection_sampling", "rest", "hir")
 
 
-def _rest(config: RunConfig) -> SampledMethod:
-    loop = config.rest
-    answers = [loop.answers] * loop.num_grow_steps
-    return SampledMethod(REST, "ReST improve", loop.improve, answers)
+def _sampled_method(config: RunConfig, arm: Arm) -> SampledMethod:
+    if arm == "rejection_sampling":
+        sampling = config.rejection_sampling
+        answers = [sampling.answers] * sampling.num_iterations
+        learns_all, learner = sampling.from_all_iterations, sampling.fine_tune
+        return SampledMethod(
+            specs.REJECTION_SAMPLING, "rejection sampling", learner, answers, learns_all
+        )
+    if arm == "rest":
+        rest = config.rest
+        answers = [rest.answers] * rest.num_grow_steps
+        return SampledMethod(specs.REST, "ReST improve", rest.improve, answers)
+    hir = config.hir
+    best = hir.answers.model_copy(update={"instruction": hir.learn.instructions[-1]})
+    answers = [hir.answers, *[best] * (hir.num_iterations - 1)]
+    return SampledMethod(specs.HIR, "HIR", hir.learn, answers, learns_all=True)
 
 
-def _hir(config: RunConfig) -> SampledMethod:
-    loop = config.hir
-    best = loop.answers.model_copy(update={"instruction": loop.learn.instructions[-1]})
-    answers = [loop.answers, *[best] * (loop.num_iterations - 1)]
-    return SampledMethod(HIR, "HIR", loop.learn, answers, learns_all=True)
-
-
-SAMPLED_METHODS: dict[Arm, Callable[[RunConfig], SampledMethod]] = {
-    "rejection_sampling": _rejection_sampling,
-    "rest": _rest,
-    "hir": _hir,
-}
-
-
-def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _sample_and_learn(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """Sample the policy, let it learn, and again; the last policy."""
-    method = SAMPLED_METHODS[arm](run.config)
+    method = _sampled_method(run.config, arm)
     policy, sampled = run["sft"], []
     for number, config in enumerate(method.answers, start=1):
         run[f"{arm}_answers_{number}"] = run.submit(
-            SAMPLE_RESPONSES,
+            specs.SAMPLE_RESPONSES,
             run.seeded(config, number),
             data=run["data"],
             policy=policy,
             scorer=run["advantage_model"],
             label=f"answers for {arm} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         sampled.append(run[f"{arm}_answers_{number}"])
         policy = run.submit(
@@ -318,7 +306,7 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
             responses=list(sampled if method.learns_all else sampled[-1:]),
             rehearsal=_rehearsed(run, arm),
             label=f"{method.label} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         if number < len(method.answers):
             run[f"{arm}_policy_{number}"] = policy
@@ -326,8 +314,8 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
 
 # Of the others the policy is trained by PPO, or is SFT's (`best_of_n`).
-SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
-    "dpo": _dpo,
-    "cpl": _cpl,
+SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Mapping[str, Any]], Future]] = {
+    "dpo": _learn_pairs,
+    "cpl": _learn_pairs,
     **dict.fromkeys(SAMPLED_METHODS, _sample_and_learn),
 }

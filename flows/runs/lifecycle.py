@@ -34,8 +34,7 @@ from trimtab.flows.config.names import (
 )
 from trimtab.flows.config.overrides import RunChanges, apply_changes
 from trimtab.flows.config.recipes import RecipeName, recipe_named
-from trimtab.flows.pipeline.run import Run, judgement_of_round, roles_of_round
-from trimtab.flows.pipeline.runner import resources_of
+from trimtab.flows.pipeline.run import Run, judgement_of_round, resources_of, roles_of_round
 from trimtab.flows.runs.checks import (
     Findings,
     check_installed,

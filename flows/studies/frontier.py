@@ -13,19 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab.flows.config.config import Arm, RunConfig
-from trimtab.flows.pipeline.policies import (
-    Scheduling,
-    measure,
-    train_policies,
-    train_policy,
-)
+from trimtab.flows.pipeline.policies import measure, train_policies, train_policy
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.constants import named_values
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_comparison, add_strength, changed
 from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
-from trimtab.tasks.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ def frontier(run: Run) -> None:
         for value, name in named_values(STRENGTHS[arm].values, sweep.recipe_value(run.config)):
             swept = changed(whole, sweep.changes(run.config, value))
             swept = replace(swept, roles=dict(shared))
-            train_policy(swept, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
+            train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():
                 run[f"{role}_{name}"] = swept[role]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from trimtab.flows.config.config import vanilla
+from trimtab.flows.pipeline.policies import vanilla
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
