@@ -7,6 +7,7 @@ up again whose worker died is `trimtab.infra.prefect.reconciler`.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -25,7 +26,6 @@ from prefect.exceptions import ObjectNotFound
 
 import trimtab
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import serve_schema
 from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
@@ -46,6 +46,9 @@ STUCK = "trimtab.run.stuck"
 # The reconciler has a crashed run go on within half a minute: it is not there, or not heard.
 CRASHED_FOR = timedelta(minutes=10)
 LEFT = "trimtab.run.left"
+
+# Parameters that a person chooses in any case; the deployments of prefect.yaml have values of them.
+REQUIRED = ("recipe", "paper", "exhibit")
 
 
 def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
@@ -199,6 +202,27 @@ def _serve_forms(client: SyncPrefectClient) -> None:
                 "parameter_openapi_schema": serve_schema(deployment.parameter_openapi_schema or {})
             },
         )
+
+
+def serve_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a flow's parameters as its deployment has it.
+
+    Prefect's own lets a misspelt parameter pass, which would then fail the run; it says of no
+    parameter with a default that a run needs it; and it draws what may be none as folded.
+    """
+    found: dict[str, Any] = copy.deepcopy(dict(schema))
+    parameters = found.get("properties", {})
+    found["additionalProperties"] = False
+    found["required"] = [name for name in REQUIRED if name in parameters]
+    for name in ("name", "changes"):
+        given = parameters.get(name, {})
+        if "anyOf" in given:
+            kind, _none = given.pop("anyOf")
+            given |= kind
+            del given["default"]
+    if "changes" in parameters:  # the longest comes last
+        parameters["changes"]["position"] = len(parameters)
+    return found
 
 
 def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:

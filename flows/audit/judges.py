@@ -13,8 +13,8 @@ from typing import Any
 from trimtab.flows.audit.budget import amount_of
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
-from trimtab.flows.config.explain import short
 from trimtab.flows.config.names import settings_of
+from trimtab.flows.config.paths import short
 from trimtab.flows.runs.checks import first_pairs
 from trimtab.flows.runs.plan_layout import tokens
 from trimtab.infra.report_folders import read_run

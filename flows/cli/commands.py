@@ -21,11 +21,16 @@ from typing import Any
 from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.audit.judges import requests_in_words, require_answers
 from trimtab.flows.cli.terminal import shown_live
-from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.config import RunConfig, load_config, require_flow
 from trimtab.flows.config.errors import CommandError, ConfigError
-from trimtab.flows.config.exhibits import find_exhibits
 from trimtab.flows.config.names import check_free, name_run
+from trimtab.flows.config.over_seeds import (
+    METHODS,
+    SEEDS,
+    comparison_name,
+    configs_of_seeds,
+    find_exhibits,
+)
 from trimtab.flows.config.overrides import (
     RoundChanges,
     apply_changes,

@@ -13,8 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from trimtab.flows.config.config import ConfigError, RunConfig
-from trimtab.flows.config.explain import MAX_HINTS
-from trimtab.flows.config.paths import section_of, value_at
+from trimtab.flows.config.paths import MAX_HINTS, section_of, value_at
 
 WIDTH = 96
 TYPES = {

@@ -231,7 +231,8 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
 
 def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """DPO or CPL on the relabelled pairs; only DPO has a reference."""
-    config, spec, reference = run.config.cpl, specs.CPL, {}
+    config: PolicyConfig = run.config.cpl
+    spec, reference = specs.CPL, {}
     if arm == "dpo":
         config, spec, reference = run.config.dpo, specs.DPO, {"reference": run["sft"]}
     return run.submit(

@@ -13,7 +13,6 @@ import pytest
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import commands
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import (
     MAX_NAME,
@@ -23,6 +22,7 @@ from trimtab.flows.config.names import (
     name_run,
     registered_model_name,
 )
+from trimtab.flows.config.over_seeds import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig
-from trimtab.flows.config.recipes.matched_budget import budget_matched_sections
+from trimtab.flows.config.recipes.synthetic import budget_matched_sections
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
