@@ -288,9 +288,11 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
         [pairs, "someone/pairs"],
         ["relabel.drop_below=0"],
         columns="chosen=better,rejected=worse",
-        review=review,
-        scores=[votes, panel],
-        reward_models=["someone/model"],
+        options={
+            "relabel.review": review,
+            "ensemble.scores": [votes, panel],
+            "ensemble.reward_models": ["someone/model"],
+        },
     )
     config = apply_changes(recipe_named("audit"), changes)
     command = name_run(config, "label-audit", "mine").command
