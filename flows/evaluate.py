@@ -9,11 +9,10 @@ from pydantic import Field
 
 from trimtab.flows.config.config import ConfigError, load_config
 from trimtab.flows.config.names import GivenName, name_run
-from trimtab.flows.pipeline.policies import judge, measure
+from trimtab.flows.pipeline.policies import judge, measure, outcomes_by_judge
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import tracked_flow
-from trimtab.flows.runs.outcomes import outcomes_by_judge
 from trimtab.tasks.registry import Registered, model_name, registered
 
 SFT = "sft"

@@ -16,7 +16,7 @@ from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.names import settings_of
 from trimtab.flows.config.paths import short
 from trimtab.flows.runs.checks import first_pairs
-from trimtab.flows.runs.plan_layout import tokens
+from trimtab.flows.runs.plan_text import tokens
 from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
 from trimtab.models import counts

@@ -22,6 +22,7 @@ import httpx
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.flows.runs.checks import check, this_host, uncounted_plan
+from trimtab.flows.runs.plan_text import too_large
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.store.manifest import StorageError
@@ -204,7 +205,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
         config = make()
         missing = check(config).missing
         plan = None if settings.dask else _plan_of(name, config, settings)
-        reason = plan and plan.too_large()
+        reason = plan and too_large(plan)
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
         elif name in MACHINES and not settings.gpus:

@@ -1,7 +1,7 @@
 """The whole experiment on one page: which stages a run of each flow is made of.
 
-A run of a flow hands them to Prefect (`run_flow`), a plan only notes them down. Each flow is a
-module of its own, because Prefect makes a flow's form when its module is imported, and a process
+A run of a flow hands them to Prefect (`experiment_flow`), a plan only notes them down. Each flow is
+a module of its own, because Prefect makes a flow's form when its module is imported, and a process
 that runs one flow has no use for the forms of the others.
 """
 

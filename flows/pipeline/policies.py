@@ -32,6 +32,8 @@ from trimtab.models import specs
 from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
+OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
+
 
 def train_policies(run: Run) -> None:
     """Train every arm from the SFT policy, and evaluate it on the evaluation prompts."""
@@ -122,6 +124,15 @@ def ppo_of(run: Run, arm: Arm) -> PPOConfig:
     if arm == "vanilla":
         return vanilla(ppo)
     return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+
+
+def outcomes_by_judge(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each set of prompts and who judged it, of the numbers of a head-to-head."""
+    judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
+    return [
+        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in OUTCOMES}}
+        for name in judged
+    ]
 
 
 def vanilla(ppo: PPOConfig) -> PPOConfig:

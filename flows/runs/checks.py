@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.flows.config.config import RunConfig, layer_mistakes, sampled_by_vllm, sections_of
 from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.runs.plan_text import too_large
 from trimtab.infra.processes.gpus import memory_of, name_of
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
@@ -433,7 +434,7 @@ def uncounted_plan(
 
 def refuse_too_large(plan: Plan, settings: Settings) -> None:
     """ConfigError if a stage of a plan does not fit on this host."""
-    found = plan.too_large()
+    found = too_large(plan)
     if found is not None:
         host = this_host(settings) or f"{len(settings.gpus)} GPUs"
         raise ConfigError(

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, Run, stages_in
-from trimtab.flows.runs.plan_layout import size
 from trimtab.models.config.training import TrainerConfig, trainer_of
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
@@ -129,18 +128,6 @@ class Plan:
     def largest_at_once(self, rows: Sequence[PlanRow]) -> list[PlanRow]:
         """Of stages that may run at once, those that share one device and take most of it."""
         return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
-
-    def too_large(self) -> str | None:
-        """Describe the first stage that does not fit on the machine by itself; None if all fit.
-
-        Stages that run at once are not added up, as their peaks may not coincide.
-        """
-        for row in self.rows:
-            if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
-                return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
-            if row.work.phases and (needed := self.needed(row)) > self.machine.memory:
-                return f"{row.name} needs {size(needed)}{' a GPU' * self.machine.has_gpus}"
-        return None
 
 
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:

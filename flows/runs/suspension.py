@@ -32,9 +32,9 @@ from pydantic import Field, ValidationError
 
 from trimtab.flows.config.config import ConfigError, RunConfig, SuspendConfig
 from trimtab.flows.pipeline.labels import relabel_and_audit
+from trimtab.flows.pipeline.policies import outcomes_by_judge
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.checks import APPROVAL, REVIEW, refuse_suspension, suspensions_of
-from trimtab.flows.runs.outcomes import markdown_table, outcomes_by_judge
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.tasks.context import logger
 from trimtab.tasks.registry import REJECTED, Approval, RegisteredRun, champion_to_replace
@@ -237,6 +237,9 @@ def approval_of(
 
 
 def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], page: str) -> str:
+    rows = outcomes_by_judge(judged)
+    lines = [list(rows[0]), ["---" for _ in rows[0]], *([*row.values()] for row in rows)]
+    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
     now = f"{run.model} has no champion so far"
     if standing:
         now = f"Champion of {run.model} is version {standing}"
@@ -244,7 +247,7 @@ def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], p
 
 {now}. {_linked("The report", page)} says more. Judged against the policy before it:
 
-{markdown_table(outcomes_by_judge(judged))}
+{table}
 
 `reject` leaves the champion as it is; the policy becomes a version all the same.
 """
