@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -53,6 +53,7 @@ from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import SFTConfig, TrainerConfig
 from trimtab.models.counts import layer_of_vectors
 
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 Arm = Literal[
     "vanilla",
     "ppo_max_rm",
@@ -586,6 +587,15 @@ def require_flow(config: RunConfig, flow: str | None) -> None:
 def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
     """A stage's configuration with its seed moved to the run's: members and rounds by `offset`."""
     return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
+
+
+def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
+    """A copy with some fields changed, of sections those that are named; validated as a whole."""
+    fields = dict(config)
+    for name, value in changes.items():
+        is_section = isinstance(value, Mapping) and isinstance(fields[name], BaseModel)
+        fields[name] = with_changes(fields[name], value) if is_section else value
+    return type(config).model_validate(fields)
 
 
 def load_config(values: dict[str, Any]) -> RunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig
+from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig, with_changes
 from trimtab.models.config.data import ComparisonsConfig, WorldConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
@@ -109,44 +109,38 @@ def papers() -> RunConfig:
     terms: dict[str, Any] = {
         "contrastive": ContrastiveConfig(kind="simcse", on="pairs"),
         "imitation_coef": 1.0,
-        "train": like.reward_model.train.model_copy(update={"dropout": 0.05}),
+        "train": with_changes(like.reward_model.train, {"dropout": 0.05}),
     }
-    scorer = RewardModelConfig(**terms)
-    ppo = like.ppo.model_copy(
-        update={
+    ppo = with_changes(
+        like.ppo,
+        {
             "num_steps": 20,
             "policy_learning_rate": 1e-4,
             "kl_coef": 0.05,
             "normalise_advantages": False,
             "ptx_coef": 0.1,
-        }
+        },
     )
-    return like.model_copy(
-        update={
-            "recipe": "papers",
-            "ensemble": EnsembleConfig(
-                size=10, votes=like.ensemble.votes, member=like.ensemble.member
-            ),
-            "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
-            "reward_model": scorer,
-            "advantage_model": AdvantageModelConfig(
-                **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
-            ),
-            "rehearsal": RehearsalConfig(),
-            "ppo": ppo,
-            **_match_samples(ppo),
-            "arms": ("ppo_max_rm", "full"),
-            "rounds": RoundsConfig(
-                max_rounds=4,
-                promote="always",
-                meta_rm_from=1,
-                meta_rm_start="advantage_model",
-                meta_rm=like.rounds.meta_rm.model_copy(
-                    update={"redraw_prompts": True, "ascent_length": 0.25}
-                ),
-            ),
-        }
-    )
+    changes: dict[str, Any] = {
+        "recipe": "papers",
+        "ensemble": {"size": 10},
+        "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
+        "reward_model": RewardModelConfig(**terms),
+        "advantage_model": AdvantageModelConfig(
+            **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
+        ),
+        "rehearsal": RehearsalConfig(),
+        "ppo": ppo,
+        "arms": ("ppo_max_rm", "full"),
+        "rounds": {
+            "max_rounds": 4,
+            "promote": "always",
+            "meta_rm_from": 1,
+            "meta_rm_start": "advantage_model",
+            "meta_rm": {"redraw_prompts": True, "ascent_length": 0.25},
+        },
+    }
+    return with_changes(like, changes | _match_samples(ppo))
 
 
 def constitutional() -> RunConfig:
@@ -156,22 +150,21 @@ def constitutional() -> RunConfig:
     `default`.
     """
     like, gold = default(), {"gold_accuracy": 0.9}
-    return like.model_copy(
-        update={
-            "recipe": "constitutional",
-            "constitution": ConstitutionConfig(
-                revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
-                # As rejection sampling learns from as few answers.
-                learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
-            ),
-            "judge_preferences": JudgePreferencesConfig(
-                judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
-                splits=("train", "validation"),
-                categories=("harmful",),
-            ),
-            "ai_labels": AILabelsConfig(),
-        }
-    )
+    changes = {
+        "recipe": "constitutional",
+        "constitution": ConstitutionConfig(
+            revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
+            # As rejection sampling learns from as few answers.
+            learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
+        ),
+        "judge_preferences": JudgePreferencesConfig(
+            judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
+            splits=("train", "validation"),
+            categories=("harmful",),
+        ),
+        "ai_labels": AILabelsConfig(),
+    }
+    return with_changes(like, changes)
 
 
 def smoke() -> RunConfig:
@@ -225,18 +218,16 @@ def rlaif() -> RunConfig:
 
     Its labels are soft already, so that relabelling smooths none of them.
     """
-    config, judge = default(), JudgeConfig(gold_accuracy=0.8)
-    scoring = config.ppo.scoring.model_copy(update={"judge": judge})
-    return config.model_copy(
-        update={
-            "recipe": "rlaif",
-            "judge_preferences": JudgePreferencesConfig(judge=judge),
-            "ai_labels": AILabelsConfig(),
-            "relabel": RelabelConfig(flip_below=0.0, smooth="none"),
-            "ppo": config.ppo.model_copy(update={"scoring": scoring}),
-            "arms": ("full", "rlaif_direct"),
-        }
-    )
+    judge = JudgeConfig(gold_accuracy=0.8)
+    changes = {
+        "recipe": "rlaif",
+        "judge_preferences": JudgePreferencesConfig(judge=judge),
+        "ai_labels": AILabelsConfig(),
+        "relabel": RelabelConfig(flip_below=0.0, smooth="none"),
+        "ppo": {"scoring": {"judge": judge}},
+        "arms": ("full", "rlaif_direct"),
+    }
+    return with_changes(default(), changes)
 
 
 def budget_matched_sections(
