@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,10 @@ def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> 
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(PACKAGE / "prefect.yaml"))
         _serve_forms(client)
-        _replace_automations(client, notices(channel))
+        for automation in notices(channel):  # made anew
+            for old in client.read_automations_by_name(automation.name):
+                client.delete_automation(old.id)
+            client.create_automation(automation)
 
 
 def _events(*states: str) -> set[str]:
@@ -259,14 +262,6 @@ NOTICE = """{
  "payload": {{ event.payload | tojson }},
  "run": {{ ((flow_run | ui_url if flow_run else '') or '') | tojson }}
 }"""
-
-
-def _replace_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
-    """Make these anew."""
-    for automation in wanted:
-        for old in client.read_automations_by_name(automation.name):
-            client.delete_automation(old.id)
-        client.create_automation(automation)
 
 
 def _prefect(*arguments: str) -> None:

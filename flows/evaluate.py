@@ -43,7 +43,11 @@ def evaluate(
     config = load_config(ours.config)
     name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
-    contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
+    theirs = None if against == SFT else _contender(_registered(recipe, against))
+    contenders = {
+        policy: _contender(ours),
+        against: theirs or (run["sft"], run["advantage_model"]),
+    }
     with tracked_flow(config, name) as tracked:
         for each, (weights, scorer) in contenders.items():
             measure(run, each, weights, scorer, offset=seed)
@@ -69,9 +73,3 @@ def _contender(found: Registered) -> tuple[Future, Future]:
     """A registered policy and what it was optimised against."""
     role = roles_of_round(found.round, found.config["rounds"].get("meta_rm_from", 2))
     return found.artifacts[role.policy], found.artifacts[role.scorer]
-
-
-def _opponent(run: Run, recipe: str, against: str) -> tuple[Future, Future]:
-    if against == SFT:
-        return run["sft"], run["advantage_model"]
-    return _contender(_registered(recipe, against))

@@ -198,30 +198,23 @@ def draw_sections(position: int, extra: Mapping[str, Any], schema: Schema) -> No
     options = schema.get("anyOf", [schema])
     sections = [each["$ref"] for each in options if "$ref" in each]
     if sections:
-        _fold(schema, sections[0], is_optional=len(options) > 1)
+        for name in ("anyOf", "$ref"):
+            schema.pop(name, None)
+        section = {"$ref": sections[0]}
+        none = [dict(NONE)] if len(options) > 1 else []
+        schema["anyOf"] = [dict(FOLDED), section, *none]
+        schema |= {"if": {"type": "object"}, "then": dict(section)}
     elif any(each.get("type") == "boolean" for each in options):
         # Neither page's switch has a third state: a list to choose from starts without a choice.
         for name in ("anyOf", "default", "type"):
             schema.pop(name, None)
         schema["enum"] = [True, False]
     elif "anyOf" in schema:
-        _name_choices(schema["anyOf"])
-
-
-def _name_choices(choices: Sequence[Schema]) -> None:
-    for each in choices:
-        if "const" in each:  # of which a page makes no value
-            each["enum"] = [each.pop("const")]
-        words = each.get("enum", [KINDS[each["type"]]])
-        each["title"] = " or ".join(map(str, words))
-
-
-def _fold(schema: Schema, reference: str, *, is_optional: bool) -> None:
-    for name in ("anyOf", "$ref"):
-        schema.pop(name, None)
-    section = {"$ref": reference}
-    schema["anyOf"] = [dict(FOLDED), section, *([dict(NONE)] if is_optional else [])]
-    schema |= {"if": {"type": "object"}, "then": dict(section)}
+        for choice in schema["anyOf"]:
+            if "const" in choice:  # of which a page makes no value
+                choice["enum"] = [choice.pop("const")]
+            words = choice.get("enum", [KINDS[choice["type"]]])
+            choice["title"] = " or ".join(map(str, words))
 
 
 def add_often_changed(schema: Schema, resolved: Callable[[Schema], Schema]) -> None:

@@ -82,16 +82,22 @@ def cache_trunk(run: Run) -> None:
     ]
     if trained and config.cache_trunk:
         precisions = {precision for _, precision in trained}
-        run["trunk"] = run.submit(
-            specs.TRUNK_CACHE,
-            TrunkCacheConfig(
-                trainable_layers=max(upper for upper, _ in trained),
-                precision=precisions.pop() if len(precisions) == 1 else "float32",
-            ),
-            policy=run["sft"],
-            preferences=run["preferences"],
-            resources=ALL_CORES,
+        cached = TrunkCacheConfig(
+            trainable_layers=max(upper for upper, _ in trained),
+            precision=precisions.pop() if len(precisions) == 1 else "float32",
         )
+        run["trunk"] = submit_trunk(run, cached, run["sft"])
+
+
+def submit_trunk(run: Run, config: TrunkCacheConfig, policy: Future) -> Future:
+    """What the frozen layers of a policy make of all pairs."""
+    return run.submit(
+        specs.TRUNK_CACHE,
+        config,
+        policy=policy,
+        preferences=run["preferences"],
+        resources=ALL_CORES,
+    )
 
 
 def prompts_for(run: Run) -> Future | None:

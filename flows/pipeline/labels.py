@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trimtab.flows.config.config import EnsembleConfig, RunConfig, Vote
-from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.pipeline.data import submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.base import last_part
@@ -163,16 +163,9 @@ def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
     """`base`, the language model as it is, and `base_trunk`, what its frozen layers make."""
     policy = SFTConfig(model=ModelConfig(base=config.base), fine_tune=False)
     run["base"] = run.submit(specs.SFT, policy, data=run["data"], label="base model")
-    if config.train.trainable_layers is not None:
-        run["base_trunk"] = run.submit(
-            specs.TRUNK_CACHE,
-            TrunkCacheConfig(
-                trainable_layers=config.train.trainable_layers, precision=config.train.precision
-            ),
-            policy=run["base"],
-            preferences=run["preferences"],
-            resources=ALL_CORES,
-        )
+    if (upper := config.train.trainable_layers) is not None:
+        cached = TrunkCacheConfig(trainable_layers=upper, precision=config.train.precision)
+        run["base_trunk"] = submit_trunk(run, cached, run["base"])
 
 
 def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> list[Future]:

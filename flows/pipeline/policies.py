@@ -68,7 +68,12 @@ def train_policy(
     policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
-    measure(run, arm, policy, first, slot=answers_slot, **_answering(run, arm))
+    changes: dict[str, Any] = {}  # what an arm's answers differ in from those of SFT
+    if arm == "best_of_n":
+        changes = {"num_candidates": run.config.best_of_n.num_responses}
+    elif arm == "hir":
+        changes = {"instruction": run.config.hir.learn.instructions[-1]}
+    measure(run, arm, policy, first, slot=answers_slot, **changes)
 
 
 def measure(
@@ -192,15 +197,6 @@ def _trained(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     if f"policy_{arm}" not in run.roles:
         run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
     return run[f"policy_{arm}"]
-
-
-def _answering(run: Run, arm: Arm) -> dict[str, Any]:
-    """Fields of the evaluation in which an arm differs from SFT."""
-    if arm == "best_of_n":
-        return {"num_candidates": run.config.best_of_n.num_responses}
-    if arm == "hir":
-        return {"instruction": run.config.hir.learn.instructions[-1]}
-    return {}
 
 
 def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:

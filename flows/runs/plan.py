@@ -145,7 +145,10 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
+        # The model of a stage that starts from a base of its own is that one.
+        policies = [stage, *stages_in(stage.inputs.get("policy"))]
+        bases = [shape_of(each.config.model) for each in policies if each.stage == "sft"]
+        inputs = _stage_inputs(stage, bases[0] if bases else shape, amounts, machine)
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
@@ -184,13 +187,6 @@ def _stage_inputs(
         has_gpus=machine.has_gpus,
         revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
-
-
-def _shape_of(stage: PlannedStage, usual: ModelShape) -> ModelShape:
-    """The shape of a stage's model: of one that starts from a base of its own, that one's."""
-    policies = [stage, *stages_in(stage.inputs.get("policy"))]
-    own = [each.config.model for each in policies if each.stage == "sft"]
-    return shape_of(own[0]) if own else usual
 
 
 def _num_heads(scorer: PlannedStage) -> int:

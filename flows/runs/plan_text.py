@@ -88,6 +88,10 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
     """The whole plan, a text of several tables; `notes` stand before its warnings."""
     shape, base = plan.shape, plan.config.sft.model.base
     seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
+    if plan.machine.has_gpus:
+        warnings = _too_large_for_a_gpu(plan)
+    else:
+        warnings = [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
     parts = [
         f"Plan of {plan.config.recipe}, seed {plan.config.seed}, flow {plan.flow}: "
         f"{len(plan.rows)} stages, then the report. Nothing was run.{seeds}",
@@ -97,7 +101,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         *_gpu_time(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_largest_need(plan)])]),
+        "Warnings\n" + bullets([*notes, *(warnings or [_largest_need(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
@@ -246,13 +250,6 @@ def _machine(plan: Plan) -> list[str]:
                 f"{machine.num_devices} GPUs" + (f" in {waves} waves" if waves > 1 else "")
             )
     return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
-
-
-def _warnings(plan: Plan) -> list[str]:
-    """A line for every stage, or set of stages running at once, that the machine cannot hold."""
-    if plan.machine.has_gpus:
-        return _too_large_for_a_gpu(plan)
-    return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
 
 
 def _largest_need(plan: Plan) -> str:

@@ -135,12 +135,15 @@ def ask(
     kept: Any = read_flow_run_input(f"{key}-used")
     if kept is not None:
         return {str(name): str(value) for name, value in kept.items()}
+    seconds = None if hours is None else max(1, round(hours * 3600))
     refused = ""
     for number in count(1):
         this = f"{key}-{number}"
         found: Any = filter_flow_run_input(keyset_from_base_key(f"suspended-{this}")["response"])
         if not found:  # or somebody had the run start again without an answer
-            _suspend(form.with_initial_data(f"{refused}{describe()}"), this, hours)
+            asked = form.with_initial_data(f"{refused}{describe()}")
+            with suppress(ValidationError):  # of an answer without fields
+                suspend_flow_run(wait_for_input=asked, key=this, timeout=seconds)
             continue
         try:
             used = use(form(**found[0].decoded_value))
@@ -158,13 +161,6 @@ def _fenced(text: str) -> str:
     """A text as a block of Markdown's that nothing in it ends."""
     fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", text))])
     return f"{fence}\n{text}\n{fence}"
-
-
-def _suspend(form: type[RunInput], key: str, hours: float | None) -> None:
-    """End this process; returns where this suspension is over and has no answer."""
-    seconds = None if hours is None else max(1, round(hours * 3600))
-    with suppress(ValidationError):  # of an answer without fields
-        suspend_flow_run(wait_for_input=form, key=key, timeout=seconds)
 
 
 def review_labels(run: Run, tracked: TrackedRun, name: str, about: Mapping[str, Any]) -> None:
