@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows.config.compare_config import (
+from trimtab.flows.config.names import GivenName
+from trimtab.flows.config.over_seeds import (
     METHODS,
     SEEDS,
     CompareChanges,
     comparison_name,
     configs_of_seeds,
 )
-from trimtab.flows.config.names import GivenName
 from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run

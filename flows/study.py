@@ -12,8 +12,8 @@ from pydantic import Field
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
-from trimtab.flows.config.exhibits import find_exhibits
 from trimtab.flows.config.names import RunName, name_run_over_seeds
+from trimtab.flows.config.over_seeds import find_exhibits
 from trimtab.flows.config.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.flows.pipeline.run import Future, Run, SharedRun

@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from trimtab.flows.config.errors import ConfigError, unknown_name
-from trimtab.flows.config.explain import explain
-from trimtab.flows.config.paths import value_at
+from trimtab.flows.config.paths import explain, value_at
 from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.models.config.training import trainer_of
 from trimtab.models.gpu_check.parts import PARTS

@@ -6,42 +6,19 @@ start and its policy have roles that begin with the arm's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
+from trimtab.models import specs
 from trimtab.models.config.arms import ARMS, Arm
 from trimtab.models.config.policy import PolicyConfig, SampleResponsesConfig
-from trimtab.models.specs import (
-    EVALUATE,
-    HEAD_TO_HEAD,
-    HIR,
-    PPO_MAX,
-    REHEARSAL,
-    REJECTION_SAMPLING,
-    REST,
-    SAMPLE_RESPONSES,
-    SFT,
-    SPECS,
-    StageSpec,
-)
-from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
+from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
-
-@dataclass(frozen=True)
-class Scheduling:
-    """The cores that an arm's stages may use, and futures they wait for besides their inputs."""
-
-    resources: Resources = ONE_CORE
-    wait_for: Sequence[Future] = ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As keywords of `Run.submit`."""
-        return {"resources": self.resources, "wait_for": self.wait_for}
+OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
 
 
 def train_policies(run: Run) -> None:
@@ -49,7 +26,7 @@ def train_policies(run: Run) -> None:
     config = run.config
     if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
-            REHEARSAL,
+            specs.REHEARSAL,
             run.seeded(config.rehearsal),
             data=run["data"],
             policy=run["sft"],
@@ -60,20 +37,30 @@ def train_policies(run: Run) -> None:
     wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         slot = Slot(index, len(config.arms))
-        scheduling = Scheduling(Resources(slot, by_ranks=run.has_small_models), wait_for)
         # The rounds wait for the arm `full`: all cores are for its answers.
-        train_policy(run, arm, scheduling, ALONE if arm == "full" else slot)
+        train_policy(run, arm, slot, wait_for, ALONE if arm == "full" else slot)
 
 
 def train_policy(
-    run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
+    run: Run,
+    arm: Arm,
+    slot: Slot | None = None,
+    wait_for: Sequence[Future] = (),
+    answers_slot: Slot | None = None,
 ) -> None:
-    """Train an arm from the SFT policy, and evaluate it in the slot `answers_slot`."""
+    """Train an arm in the slot `slot`, once what it is to wait for is there, and evaluate it."""
+    resources = Resources(slot, by_ranks=run.has_small_models)
+    scheduling = {"resources": resources, "wait_for": wait_for}
     untrained = ARMS[arm].trained_by == "nothing"
     policy = run["sft"] if untrained else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
-    measure(run, arm, policy, first, slot=answers_slot, **_answering(run, arm))
+    changes: dict[str, Any] = {}  # what an arm's answers differ in from those of SFT
+    if arm == "best_of_n":
+        changes = {"num_candidates": run.config.best_of_n.num_responses}
+    elif arm == "hir":
+        changes = {"instruction": run.config.hir.learn.instructions[-1]}
+    measure(run, arm, policy, first, slot=answers_slot, **changes)
 
 
 def measure(
@@ -92,7 +79,7 @@ def measure(
     """
     config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
-        EVALUATE,
+        specs.EVALUATE,
         run.seeded(config, offset),
         policy=policy,
         reference=run["sft"],
@@ -107,30 +94,29 @@ def measure(
 def judge_policies(run: Run) -> None:
     """Every arm's answers against those of SFT."""
     for arm in run.config.arms:
-        run[f"judge_{arm}"] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate),
-            ours=run[f"eval_{arm}"],
-            theirs=run["eval_sft"],
-            label=f"judge {arm}",
-        )
+        judge(run, f"judge_{arm}", f"eval_{arm}", "eval_sft", label=f"judge {arm}")
 
 
-def _start(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """The policy that an arm starts from, trained once for all arms that start from it."""
-    start = ARMS[arm].start
-    if start in ARMS:
-        return _trained(run, start, scheduling)
-    if start not in run.roles:  # the model before SFT
-        untrained = run.config.sft.model_copy(update={"fine_tune": False})
-        run[start] = run.submit(
-            SFT,
-            run.seeded(untrained),
-            data=run["data"],
-            label="base model",
-            resources=ALL_CORES,
-        )
-    return run[start]
+def judge(
+    run: Run, role: str, ours: str, theirs: str, *, label: str | None = None, offset: int = 0
+) -> None:
+    """`role`: one policy's answers against another's, each given by the role of its answers."""
+    run[role] = run.submit(
+        specs.HEAD_TO_HEAD,
+        run.seeded(run.config.evaluate, offset),
+        ours=run[ours],
+        theirs=run[theirs],
+        label=label or role.replace("_", " "),
+    )
+
+
+def outcomes_by_judge(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each set of prompts and who judged it, of the numbers of a head-to-head."""
+    judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
+    return [
+        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in OUTCOMES}}
+        for name in judged
+    ]
 
 
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
@@ -152,33 +138,41 @@ def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     if row.start in ARMS:
         return uses_rehearsal(config, row.start)
     if row.trained_by == "samples":
-        return SAMPLED_METHODS[arm](config).learner.rehearsal_coef > 0
+        return _sampled_method(config, arm).learner.rehearsal_coef > 0
     if row.trained_by == "pairs":
         return bool(getattr(config, arm).rehearsal_coef > 0)
     return row.rehearses
 
 
-def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _trained(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """An arm's policy; trained once, even if another arm starts from it."""
     if f"policy_{arm}" not in run.roles:
         run[f"policy_{arm}"] = _TRAIN[ARMS[arm].trained_by](run, arm, scheduling)
     return run[f"policy_{arm}"]
 
 
-def _answering(run: Run, arm: Arm) -> dict[str, Any]:
-    """Fields of the evaluation in which an arm differs from SFT."""
-    if arm == "best_of_n":
-        return {"num_candidates": run.config.best_of_n.num_responses}
-    if arm == "hir":
-        return {"instruction": run.config.hir.learn.instructions[-1]}
-    return {}
+def _start(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """The policy that an arm starts from, trained once for all arms that start from it."""
+    start = ARMS[arm].start
+    if start in ARMS:
+        return _trained(run, start, scheduling)
+    if start not in run.roles:  # the model before SFT
+        untrained = run.config.sft.model_copy(update={"fine_tune": False})
+        run[start] = run.submit(
+            specs.SFT,
+            run.seeded(untrained),
+            data=run["data"],
+            label="base model",
+            resources=ALL_CORES,
+        )
+    return run[start]
 
 
-def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     row = ARMS[arm]
     start = _start(run, arm, scheduling)
     return run.submit(
-        PPO_MAX,
+        specs.PPO_MAX,
         run.seeded(row.ppo(run.config.ppo)),
         policy=start,
         reference=run["sft"] if row.start in ARMS else start,
@@ -187,7 +181,7 @@ def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
         rehearsal=run["rehearsal"] if row.rehearses else None,
         safety_scorer=run[row.safety_scorer] if row.safety_scorer else None,
         label=f"PPO {arm}",
-        **scheduling.options,
+        **scheduling,
     )
 
 
@@ -196,20 +190,20 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
     return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
-def _learn_pairs(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """By the stage and the settings that have the arm's name."""
-    spec, config = SPECS[arm], getattr(run.config, arm)
+def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """On the relabelled pairs, by the stage and the settings that have the arm's name."""
+    spec, config = specs.SPECS[arm], getattr(run.config, arm)
     return run.submit(
         spec,
         run.seeded(config),
         policy=run["sft"],
+        **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
         preferences=run["preferences"],
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train),
         rehearsal=_rehearsed(run, arm),
         label=ARMS[arm].label,
-        **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
-        **scheduling.options,
+        **scheduling,
     )
 
 
@@ -221,58 +215,44 @@ class SampledMethod:
     and not from the last alone.
     """
 
-    spec: StageSpec
+    spec: specs.StageSpec
     label: str
     learner: PolicyConfig
     answers: Sequence[SampleResponsesConfig]
     learns_all: bool = False
 
 
-def _rejection_sampling(config: RunConfig) -> SampledMethod:
-    loop = config.rejection_sampling
-    answers = [loop.answers] * loop.num_iterations
-    return SampledMethod(
-        REJECTION_SAMPLING,
-        "rejection sampling",
-        loop.fine_tune,
-        answers,
-        learns_all=loop.from_all_iterations,
-    )
+def _sampled_method(config: RunConfig, arm: Arm) -> SampledMethod:
+    if arm == "rejection_sampling":
+        sampling = config.rejection_sampling
+        answers = [sampling.answers] * sampling.num_iterations
+        learns_all, learner = sampling.from_all_iterations, sampling.fine_tune
+        return SampledMethod(
+            specs.REJECTION_SAMPLING, "rejection sampling", learner, answers, learns_all
+        )
+    if arm == "rest":
+        rest = config.rest
+        answers = [rest.answers] * rest.num_grow_steps
+        return SampledMethod(specs.REST, "ReST improve", rest.improve, answers)
+    hir = config.hir
+    best = hir.answers.model_copy(update={"instruction": hir.learn.instructions[-1]})
+    answers = [hir.answers, *[best] * (hir.num_iterations - 1)]
+    return SampledMethod(specs.HIR, "HIR", hir.learn, answers, learns_all=True)
 
 
-def _rest(config: RunConfig) -> SampledMethod:
-    loop = config.rest
-    answers = [loop.answers] * loop.num_grow_steps
-    return SampledMethod(REST, "ReST improve", loop.improve, answers)
-
-
-def _hir(config: RunConfig) -> SampledMethod:
-    loop = config.hir
-    best = loop.answers.model_copy(update={"instruction": loop.learn.instructions[-1]})
-    answers = [loop.answers, *[best] * (loop.num_iterations - 1)]
-    return SampledMethod(HIR, "HIR", loop.learn, answers, learns_all=True)
-
-
-SAMPLED_METHODS: dict[Arm, Callable[[RunConfig], SampledMethod]] = {
-    "rejection_sampling": _rejection_sampling,
-    "rest": _rest,
-    "hir": _hir,
-}
-
-
-def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _sample_and_learn(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """Sample the policy, let it learn, and again; the last policy."""
-    method = SAMPLED_METHODS[arm](run.config)
+    method = _sampled_method(run.config, arm)
     policy, sampled = run["sft"], []
     for number, config in enumerate(method.answers, start=1):
         run[f"{arm}_answers_{number}"] = run.submit(
-            SAMPLE_RESPONSES,
+            specs.SAMPLE_RESPONSES,
             run.seeded(config, number),
             data=run["data"],
             policy=policy,
             scorer=run["advantage_model"],
             label=f"answers for {arm} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         sampled.append(run[f"{arm}_answers_{number}"])
         policy = run.submit(
@@ -282,14 +262,14 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
             responses=list(sampled if method.learns_all else sampled[-1:]),
             rehearsal=_rehearsed(run, arm),
             label=f"{method.label} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         if number < len(method.answers):
             run[f"{arm}_policy_{number}"] = policy
     return policy
 
 
-_TRAIN: dict[str, Callable[[Run, Arm, Scheduling], Future]] = {
+_TRAIN: dict[str, Callable[[Run, Arm, Mapping[str, Any]], Future]] = {
     "ppo": _ppo,
     "pairs": _learn_pairs,
     "samples": _sample_and_learn,

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
-
+from trimtab.flows.config.config import with_changes as with_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
@@ -29,18 +28,7 @@ from trimtab.models.specs import (
 )
 from trimtab.models.studies.variants import Variant
 
-ConfigT = TypeVar("ConfigT", bound=BaseModel)
-
 AS_GIVEN = RelabelConfig(flip_below=None)
-
-
-def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
-    """A copy with some fields changed, of sections those that are named; validated as a whole."""
-    fields = dict(config)
-    for name, value in changes.items():
-        is_section = isinstance(value, Mapping) and isinstance(fields[name], BaseModel)
-        fields[name] = with_changes(fields[name], value) if is_section else value
-    return type(config).model_validate(fields)
 
 
 def changed(run: Run, changes: Mapping[str, Any]) -> Run:

@@ -15,7 +15,6 @@ from typing import Any
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.paths import nested
 from trimtab.flows.pipeline.policies import (
-    Scheduling,
     measure,
     train_policies,
     train_policy,
@@ -36,7 +35,6 @@ from trimtab.flows.studies.steps import (
 )
 from trimtab.models.config.arms import Arm
 from trimtab.models.studies.variants import CONSTANTS, STRENGTHS, TEMPERATURES, Constant
-from trimtab.tasks.resources import Resources
 
 
 def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
@@ -73,7 +71,7 @@ CHANGES: dict[str, Callable[[RunConfig, float], dict[str, Any]]] = {
 
 def recipe_value(config: RunConfig, constant: Constant) -> float:
     """The recipe's value of what is swept; of several the last."""
-    value = reduce(getattr, constant.setting.split("."), config)
+    value: Any = reduce(getattr, constant.setting.split("."), config)
     return value[-1] if isinstance(value, tuple) else value
 
 
@@ -129,7 +127,7 @@ def frontier(run: Run) -> None:
     for arm, strength in STRENGTHS.items():
         for _, name, swept in at_values(whole, strength):
             swept = replace(swept, roles=dict(shared))
-            train_policy(swept, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
+            train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():
                 run[f"{role}_{name}"] = swept[role]
 

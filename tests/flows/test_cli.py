@@ -15,7 +15,7 @@ import pytest
 
 from trimtab.flows.cli import cli
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS
+from trimtab.flows.config.over_seeds import METHODS
 from trimtab.flows.config.recipes import RECIPES
 from trimtab.flows.runs import plan
 from trimtab.models.config.arms import ARMS

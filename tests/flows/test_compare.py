@@ -12,8 +12,8 @@ import pytest
 
 from tests.flows.command import trimtab
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS, configs_of_seeds
 from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.over_seeds import METHODS, configs_of_seeds
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run

@@ -13,7 +13,6 @@ import pytest
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import commands
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import (
     MAX_NAME,
@@ -23,6 +22,7 @@ from trimtab.flows.config.names import (
     name_run,
     registered_model_name,
 )
+from trimtab.flows.config.over_seeds import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
@@ -288,9 +288,11 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
         [pairs, "someone/pairs"],
         ["relabel.drop_below=0"],
         columns="chosen=better,rejected=worse",
-        review=review,
-        scores=[votes, panel],
-        reward_models=["someone/model"],
+        options={
+            "relabel.review": review,
+            "ensemble.scores": [votes, panel],
+            "ensemble.reward_models": ["someone/model"],
+        },
     )
     config = apply_changes(recipe_named("audit"), changes)
     command = name_run(config, "label-audit", "mine").command

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.over_seeds import find_exhibits
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import Run, SharedRun
 from trimtab.flows.study import read_all, submit_arms

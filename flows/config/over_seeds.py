@@ -1,15 +1,17 @@
-"""The parameters of a comparison: arms, seeds, and changes to all of its runs."""
+"""What runs over several seeds are asked for: a comparison's arms, a study's exhibits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab.flows.config.config import ConfigError, RunConfig
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.errors import ConfigError, unknown_name
 from trimtab.flows.config.names import RunName, name_run_over_seeds
 from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 
 METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
 SEEDS = (2, 3, 4)
@@ -28,9 +30,8 @@ def configs_of_seeds(
     changes: CompareChanges | Mapping[str, Any] | None,
 ) -> list[RunConfig]:
     """A configuration for each seed; ConfigError for repeated arms or seeds."""
-    for name, given in (("arms", arms), ("seeds", seeds)):
-        if len(set(map(str, given))) < len(given):
-            raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
+    _require_different("arms", arms)
+    _require_different("seeds", seeds)
     config = apply_changes(recipe_named(recipe), changes, CompareChanges)
     return [apply_changes(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
 
@@ -43,3 +44,20 @@ def comparison_name(
     return name_run_over_seeds(
         config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given
     )
+
+
+def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
+    """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
+    if paper not in TITLES:
+        raise ConfigError(unknown_name("paper", paper, TITLES))
+    wanted = exhibits_of(paper, exhibit)
+    if not wanted:
+        known = ["all", *(each.name for each in exhibits_of(paper, "all"))]
+        raise ConfigError(unknown_name(f"exhibit of {paper}", exhibit, known))
+    _require_different("seeds", seeds)
+    return wanted
+
+
+def _require_different(name: str, given: Sequence[object]) -> None:
+    if len(set(map(str, given))) < len(given):
+        raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
