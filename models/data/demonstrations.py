@@ -22,6 +22,8 @@ from trimtab.models.data.messages import (
     check_messages,
     render_hh,
     render_hh_whole,
+    roles_of,
+    template_problem,
     text_problem,
 )
 from trimtab.models.data.problems import (
@@ -200,7 +202,7 @@ def _message_completion(row: _Row, prompt: Any, completion: Any) -> tuple[str, s
     ):
         if messages is not None and messages[at]["role"] != role:
             place = f"a {'first' if at == 0 else 'last'} turn of the {role}"
-            row.problems.append(Problem("bad_turns", name, _roles(messages), place))
+            row.problems.append(Problem("bad_turns", name, roles_of(messages), place))
     if asked is None or answer is None or row.problems:
         return None
     rendered = _rendered(row, "completion", asked, answer)
@@ -214,7 +216,7 @@ def _dialogue(row: _Row) -> tuple[str, str, str] | None:
     first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), None)
     if not first:
         allowed = "a turn of the assistant, and one of another before it"
-        row.problems.append(Problem("bad_turns", "messages", _roles(messages), allowed))
+        row.problems.append(Problem("bad_turns", "messages", roles_of(messages), allowed))
         return None
     rendered = _rendered(row, "messages", messages[:first], messages[first:])
     return None if rendered is None else ("", rendered[1], rendered[0])
@@ -226,15 +228,10 @@ def _rendered(
     try:
         return row.shaping.texts(asked, answered)
     except ValueError as error:
-        allowed = "messages that the tokenizer's chat template takes"
-        row.problems.append(Problem("not_renderable", name, str(error)[:200], allowed))
+        row.problems.append(template_problem(name, error))
         return None
 
 
 def _ended(text: str, end: str) -> str:
     """The text with the end token behind it, once."""
     return text if text.endswith(end) else text + end
-
-
-def _roles(messages: list[Message]) -> str:
-    return f"turns {shorten([message['role'] for message in messages])}"

@@ -1,10 +1,13 @@
 """Loading preferences: read, parse, check all rows, report everything that is wrong at once."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.formats import ParsedRow
@@ -20,9 +23,9 @@ from trimtab.models.data.problems import (
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import Dialogues, PreferencePair
+from trimtab.models.data.row_account import PreferenceReport, SourceCounts, content_digest
 from trimtab.models.data.row_fields import RowFields, further_fields, plain
 from trimtab.models.data.row_reader import RowReader, check_form
-from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
 OnBadRows = Literal["fail", "quarantine"]
 OnTies = Literal["fail", "drop"]
@@ -324,3 +327,30 @@ def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
         for each in parsed.messages
     )
     return Dialogues(start, sides[better], sides[worse])
+
+
+# Pairs whose tokens are counted, spread over all of them: in about a second.
+MOST_COUNTED = 1000
+
+
+def share_over_tokens(pairs: Sequence[PreferencePair], folder: Path, limit: int) -> float | None:
+    """The share of pairs of which prompt and an answer together have more tokens than `limit`.
+
+    Messages are counted as texts, without what a chat template adds. folder: of a model. None where
+    it has no tokenizer.json that can be read, or there are no pairs.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file() or not pairs:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception:  # the library raises nothing more specific; the run says what is wrong
+        return None
+    tokenizer.no_truncation()
+    some = pairs[:: -(-len(pairs) // MOST_COUNTED)]
+    texts = [pair.prompt + answer for pair in some for answer in (pair.chosen, pair.rejected)]
+    counts = [len(each.ids) for each in tokenizer.encode_batch(texts)]
+    longer = [max(both) > limit for both in zip(counts[::2], counts[1::2], strict=True)]
+    return sum(longer) / len(longer)

@@ -16,16 +16,24 @@ from difflib import get_close_matches
 from itertools import chain, islice
 from typing import Any, Final
 
-from trimtab.models.data.column_words import Compare, is_against, own_scores
-from trimtab.models.data.file_notes import MAX_UNKNOWN, UNPAIRED, FileNotes
+from trimtab.models.data.columns import (
+    MAX_VALUES,
+    Compare,
+    Mapped,
+    Row,
+    is_against,
+    list_of,
+    list_of_messages,
+    number_of,
+    own_scores,
+)
+from trimtab.models.data.file_problems import MAX_UNKNOWN, UNPAIRED, FileNotes, hint, needs
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
     parse_metadata,
     parse_row,
 )
-from trimtab.models.data.hints import hint, needs
-from trimtab.models.data.mapped import MAX_VALUES, Mapped, Row, list_of, list_of_messages, number_of
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
