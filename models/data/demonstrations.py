@@ -31,6 +31,7 @@ from trimtab.models.data.problems import (
     PreferenceDataError,
     Problem,
     advice_on,
+    length_problem,
     raw_text,
     shorten,
 )
@@ -84,15 +85,6 @@ class Shaping:
         if self.render is None or self.render_whole is None:
             return render_hh(messages), render_hh_whole([*messages, *answered]) + self.end
         return self.render(messages), self.render_whole([*messages, *answered])
-
-    def length_problem(self, name: str, text: str) -> Problem | None:
-        """What is wrong with a text's length."""
-        found, limit, unit = len(text), self.max_characters, "characters"
-        if (limit is None or found <= limit) and self.count_tokens is not None:
-            found, limit, unit = self.count_tokens(text), self.max_tokens, "tokens"
-        if limit is None or found <= limit:
-            return None
-        return Problem("too_long", name, f"{found} {unit}", f"at most {limit} {unit}")
 
 
 def load_demonstrations(
@@ -165,7 +157,8 @@ def _parse(
     parsed = {"prompt": _completion, "messages": _dialogue, "text": _text}[shapes[0][0]](row)
     if parsed is None:
         return None, row.problems
-    problem = shaping.length_problem(shapes[0][-1], parsed[1])
+    limits = shaping.max_characters, shaping.max_tokens, shaping.count_tokens
+    problem = length_problem(shapes[0][-1], parsed[1], *limits)
     if problem is not None:
         row.problems.append(problem)
     return Demonstration(*parsed, category=own or category), row.problems

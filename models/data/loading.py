@@ -18,6 +18,7 @@ from trimtab.models.data.problems import (
     PreferenceDataError,
     Problem,
     advice_on,
+    length_problem,
     raw_text,
 )
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
@@ -192,9 +193,6 @@ class _Loader:
         except SourceError as error:
             self.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
         counts.unpaired = reader.num_waiting
-        for name in (item.name for item in dataclasses.fields(SourceCounts)):
-            total = getattr(self.report.total, name) + getattr(counts, name)
-            setattr(self.report.total, name, total)
 
     def _refuse_files(self, reader: RowReader, *, is_whole: bool) -> None:
         """Put one problem in place of those that follow from a file's columns in all its rows."""
@@ -249,15 +247,11 @@ class _Loader:
             self.report.ignored_fields[name] += num_rows
 
     def _check_lengths(self, parsed: ParsedRow) -> None:
+        tokens = self.max_tokens
+        limits = self.max_characters, tokens and tokens.most, tokens and tokens.count
         for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
-            limit, count = self.max_characters, len(parsed.prompt) + len(answer)
-            unit = "characters"
-            if (limit is None or count <= limit) and self.max_tokens is not None:
-                limit = self.max_tokens.most
-                count, unit = self.max_tokens.count(parsed.prompt + answer), "tokens"
-            if limit is not None and count > limit:
-                found = f"{count} {unit} of prompt and answer"
-                problem = Problem("too_long", name, found, f"at most {limit} {unit}")
+            text = parsed.prompt + answer
+            if problem := length_problem(name, text, *limits, of=" of prompt and answer"):
                 parsed.problems.append(problem)
 
     def _claim_id(self, parsed: ParsedRow) -> None:
