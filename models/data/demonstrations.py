@@ -32,7 +32,6 @@ from trimtab.models.data.problems import (
     Problem,
     advice_on,
     length_problem,
-    raw_text,
     shorten,
 )
 from trimtab.models.data.readers import Source, read_source
@@ -109,15 +108,14 @@ def load_demonstrations(
                 num_rows += 1
                 demonstration, problems = _parse(raw, shaping, source.category)
                 if demonstration is None or problems:
-                    bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
-                    bad_rows.append(bad)
+                    bad_rows.append(raw.refused(problems))
                 else:
                     found.append(demonstration)
             if num_rows == 0:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
-                bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+                raise SourceError(source.label, 0, problem)
         except SourceError as error:
-            bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+            bad_rows.append(error.refused())
     advice = advice_on(bad_rows, on_bad_rows)
     if advice is None and not found:
         advice = "give other sources: no usable row left"

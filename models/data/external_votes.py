@@ -10,12 +10,12 @@ which may be null. All that is wrong with a file is reported at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from trimtab.models.data.columns import number_of
 from trimtab.models.data.files import RawRow, SourceError
-from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
+from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, shorten
 from trimtab.models.data.readers import Source, read_source
 
 VERDICTS: Final = ("keep", "flip", "drop", "unsure")
@@ -42,7 +42,7 @@ def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]
     bad_rows: list[BadRow] = []
     for raw in object_rows(source, f"an object with {', '.join(REVIEW_FIELDS)}", bad_rows):
         if problems := [*_field_problems(raw.value), *_id_problems(raw, known, places)]:
-            bad_rows.append(refused(raw, problems))
+            bad_rows.append(raw.refused(problems))
         else:
             verdicts[raw.value["id"]] = raw.value["verdict"]
     if not verdicts and not bad_rows:
@@ -66,14 +66,9 @@ def object_rows(source: Source, allowed: str, bad_rows: list[BadRow]) -> Iterato
             if problem is None:
                 yield raw
             else:
-                bad_rows.append(refused(raw, [problem]))
+                bad_rows.append(raw.refused([problem]))
     except SourceError as error:
-        bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
-
-
-def refused(raw: RawRow, problems: Sequence[Problem]) -> BadRow:
-    """A row with what is wrong with it."""
-    return BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
+        bad_rows.append(error.refused())
 
 
 def _id_problems(
@@ -201,10 +196,10 @@ class _Reader:
         elif identity is not None:
             self.places[identity] = f"{raw.file}:{raw.line}"
         if problems and all(problem.reason == "unknown_id" for problem in problems):
-            self.unknown.append(refused(raw, problems))
+            self.unknown.append(raw.refused(problems))
             self.strangers.add(str(row[_key_of(row)]).partition("#")[0])
         elif problems:
-            self.bad_rows.append(refused(raw, problems))
+            self.bad_rows.append(raw.refused(problems))
         elif scores is not None:
             self.votes[known] = scores
 

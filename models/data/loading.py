@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +19,6 @@ from trimtab.models.data.problems import (
     Problem,
     advice_on,
     length_problem,
-    raw_text,
 )
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
@@ -36,7 +35,7 @@ class PreferenceOptionError(ValueError):
     """An invalid argument of `load_preferences`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TokenLimit:
     """The most tokens of a prompt and any one of its answers together, and how they are counted."""
 
@@ -65,7 +64,7 @@ def load_preferences(
     where no usable row is left; PreferenceOptionError for arguments.
     """
     _check_options(sources, on_bad_rows, on_ties, max_characters, max_tokens)
-    loader = _Loader(render, on_ties == "drop", max_characters, max_tokens, fields=fields)
+    loader = _Loader(on_ties == "drop", render, max_characters, max_tokens, fields=fields)
     for source in sources:
         loader.read(source)
     bad_rows, report = loader.bad_rows, loader.report
@@ -81,7 +80,7 @@ def load_preferences(
     return loader.pairs, bad_rows, report
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Look:
     """What a preview of sources found. is_whole: every row was read."""
 
@@ -100,7 +99,7 @@ def look_through(
     are is not looked at. Raises PreferenceOptionError for sources of one name.
     """
     _check_options(sources, "fail", on_ties, None, None)
-    loader = _Loader(None, on_ties == "drop", None, None, max_rows)
+    loader = _Loader(on_ties == "drop", max_rows=max_rows)
     for source in sources:
         loader.read(source)
     loader.report.describe_pairs(loader.pairs)
@@ -150,27 +149,22 @@ def _check_options(
         raise PreferenceOptionError("load_preferences: " + "; ".join(problems))
 
 
+@dataclass
 class _Loader:
     """The state of one `load_preferences`: what was used and refused so far, and the ids seen."""
 
-    def __init__(
-        self,
-        render: Render | None,
-        drop_ties: bool,
-        max_characters: int | None,
-        max_tokens: TokenLimit | None,
-        max_rows: int | None = None,
-        fields: RowFields | None = None,
-    ) -> None:
-        self.render, self.drop_ties = render, drop_ties
-        self.max_rows, self.is_whole = max_rows, True
-        self.max_characters, self.max_tokens = max_characters, max_tokens
-        self.fields = fields
-        self.pairs: list[PreferencePair] = []
-        self.bad_rows: list[BadRow] = []
-        self.report = PreferenceReport()
-        self.ids: set[str] = set()
-        self.repeats: dict[str, int] = {}
+    drop_ties: bool
+    render: Render | None = None
+    max_characters: int | None = None
+    max_tokens: TokenLimit | None = None
+    max_rows: int | None = None
+    fields: RowFields | None = None
+    is_whole: bool = True
+    pairs: list[PreferencePair] = field(default_factory=list)
+    bad_rows: list[BadRow] = field(default_factory=list)
+    report: PreferenceReport = field(default_factory=PreferenceReport)
+    ids: set[str] = field(default_factory=set)
+    repeats: dict[str, int] = field(default_factory=dict)
 
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
@@ -188,10 +182,10 @@ class _Loader:
             self.is_whole &= is_whole
             if counts.rows_read == 0 and is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
-                self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+                raise SourceError(source.label, 0, problem)
             self._refuse_files(reader, is_whole=is_whole)
         except SourceError as error:
-            self.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+            self.bad_rows.append(error.refused())
         counts.unpaired = reader.num_waiting
 
     def _refuse_files(self, reader: RowReader, *, is_whole: bool) -> None:
@@ -217,7 +211,7 @@ class _Loader:
         if parsed.is_tie and not self.drop_ties:
             parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
         if parsed.problems:
-            bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(parsed.problems[:NUM_KEPT]))
+            bad = raw.refused(parsed.problems[:NUM_KEPT])
             self.bad_rows.append(bad)
             self.report.bad_rows_by_reason[bad.reason] += 1
             counts.quarantined += 1

@@ -256,9 +256,7 @@ class PreferenceReport:
     num_dialogue_answers: int = 0
     share_chosen_longer: float = 0.0
     share_same_length: float = 0.0
-    mean_prompt_characters: float = 0.0
     mean_chosen_characters: float = 0.0
-    mean_rejected_characters: float = 0.0
     max_pair_characters: int = 0
     row_of: dict[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
     is_against_scores: dict[str, bool] = field(default_factory=dict, repr=False)
@@ -366,9 +364,7 @@ class PreferenceReport:
         count = max(1, len(lengths))
         self.share_chosen_longer = sum(c > r for _, c, r in lengths) / count
         self.share_same_length = sum(c == r for _, c, r in lengths) / count
-        self.mean_prompt_characters = sum(p for p, _, _ in lengths) / count
         self.mean_chosen_characters = sum(c for _, c, _ in lengths) / count
-        self.mean_rejected_characters = sum(r for _, _, r in lengths) / count
         self.max_pair_characters = max((p + max(c, r) for p, c, r in lengths), default=0)
 
 

@@ -71,15 +71,21 @@ def scores_of(column: str, key: str) -> People:
     """Several people's scores, as in `score_from`; those without a number are left out."""
 
     def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
-            return []
-        scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
+        people = _people_in(row, mapped, column, key)
+        scores = [number_of(each.get(key)) for each in people if isinstance(each, dict)]
         numbers = [score for score in scores if isinstance(score, int | float)]
         return [(None, -score) for score in numbers if not math.isnan(score)]
 
     return opinions
+
+
+def _people_in(row: Row, mapped: Mapped, column: str, key: str) -> list[Any]:
+    """The opinions that a column lists; none where it is absent, or no list."""
+    people = list_of(row.get(column))
+    if people is None or isinstance(people, list):
+        return people or []
+    mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
+    return []
 
 
 MULTIPREF: Final = {
@@ -96,11 +102,7 @@ def multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     """MultiPref's annotators, workers and experts alike."""
     found: list[tuple[str | None, float]] = []
     for column in MULTIPREF_PEOPLE:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, "a list of objects with overall_pref")
-            continue
-        for index, each in enumerate(people or []):
+        for index, each in enumerate(_people_in(row, mapped, column, "overall_pref")):
             said = each.get("overall_pref") if isinstance(each, dict) else None
             if isinstance(said, str) and said in MULTIPREF:
                 who = each.get("evaluator")
