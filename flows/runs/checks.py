@@ -42,10 +42,10 @@ from trimtab.models.data import (
     read_votes,
     split_pairs,
 )
+from trimtab.models.data.loading import share_over_tokens
 from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
 from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
-from trimtab.models.data.token_lengths import share_over_tokens
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
 from trimtab.models.judge.constitutions import (

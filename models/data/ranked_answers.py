@@ -5,8 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.models.data.column_words import LOWER, RANKINGS, direction, is_count, is_number, words
-from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
+from trimtab.models.data.columns import (
+    LOWER,
+    RANKINGS,
+    Mapped,
+    Row,
+    direction,
+    is_count,
+    is_number,
+    list_of,
+    number_of,
+    words,
+)
 from trimtab.models.data.problems import Problem, shorten
 
 MAX_ANSWERS: Final = 64

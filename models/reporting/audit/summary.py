@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab.models.data.review import VERDICTS
+from trimtab.models.data.external_votes import VERDICTS
 from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.reporting.audit.agreement import Annotators, Panel, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
