@@ -240,9 +240,8 @@ def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
         ) from None
     if kind == "webhook":
         return CallWebhook(block_document_id=found.id, payload=NOTICE)
-    return SendNotification(
-        block_document_id=found.id, subject="Trimtab: {{ event.event }}", body=NOTICE
-    )
+    subject = "Trimtab: {{ event.event }}"
+    return SendNotification(block_document_id=found.id, subject=subject, body=NOTICE)
 
 
 def _saying(channel: ActionTypes, event: str) -> ActionTypes:

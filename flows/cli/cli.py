@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version as installed_version
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -210,27 +210,100 @@ def _require_above_zero(value: float | None) -> float | None:
     return value
 
 
-RecipeOrModel = Annotated[
-    str,
-    Argument(autocompletion=_recipes, help="Recipe or registered model whose champion to use."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="field=value",
-        autocompletion=_fields,
-        help="Settings to change, e.g. ppo.kl_coef=0.1.",
-    ),
-]
+RECIPE_OR_MODEL = Argument(
+    ..., autocompletion=_recipes, help="Recipe or registered model whose champion to use."
+)
+OVERRIDES = Argument(
+    None,
+    metavar="field=value",
+    autocompletion=_fields,
+    help="Settings to change, e.g. ppo.kl_coef=0.1.",
+)
+RECIPE = Argument(
+    None,
+    metavar="recipe",
+    autocompletion=_recipes,
+    help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+    "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+    "--config the file may name it.",
+)
+FLOW = Option(
+    "rlhf",
+    callback=_known_flow,
+    autocompletion=lambda: list(FLOWS),
+    help=f"Part of the experiment: {', '.join(FLOWS)}.",
+)
+ARMS = Option(
+    None,
+    metavar="ARM",
+    autocompletion=_arms,
+    help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
+)
 # Of an audit.
-Columns = Annotated[
-    str | None,
-    Option(
-        metavar="chosen=A,rejected=B",
-        help="What the files call the columns, where they have no form that is known: prompt, "
-        "chosen, rejected, and others.",
-    ),
-]
+COLUMNS = Option(
+    None,
+    metavar="chosen=A,rejected=B",
+    help="What the files call the columns, where they have no form that is known: prompt, "
+    "chosen, rejected, and others.",
+)
+VOTES = Option(
+    None,
+    metavar="FILE",
+    help="Votes that you have already, one more voter each: id, chosen_score and "
+    "rejected_score, or id and vote. May be given several times.",
+)
+REWARD_MODELS = Option(
+    None,
+    metavar="MODEL",
+    help="A reward model that you have, one more voter each: a folder or hub id with one "
+    "label, in safetensors. May be given several times.",
+)
+JUDGES = Option(
+    None,
+    metavar="MODEL@URL",
+    help="A language model that compares the answers, one more voter each: an "
+    "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+    "or hub id. May be given several times.",
+)
+ENCODER = Option(
+    None,
+    metavar="MODEL",
+    help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+    "multilingual one; by default MiniLM, which reads English.",
+)
+BUDGET = Option(
+    None,
+    metavar="TIME",
+    help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+    "estimated to fit.",
+)
+REVIEW = Option(
+    None,
+    "--apply",
+    metavar="REVIEW",
+    help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+)
+FAIL_OVER = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+    "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+)
+MAX_REFUSED = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+    "with --fail-over, else any share passes.",
+)
+BASELINE = Option(
+    None,
+    metavar="AUDITED",
+    help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
+)
 Seeds = partial(Option, metavar="N")
 Days = partial(Option, callback=_require_above_zero, metavar="DAYS")
 Port = partial(Option, min=1, max=65535)
@@ -238,32 +311,15 @@ Port = partial(Option, min=1, max=65535)
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def run(
-    recipe: str | None = Argument(
-        None,
-        metavar="recipe",
-        autocompletion=_recipes,
-        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
-        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
-        "--config the file may name it.",
-    ),
-    overrides: Overrides = None,
+    recipe: str | None = RECIPE,
+    overrides: list[str] | None = OVERRIDES,
     config: Path | None = Option(
         None,
         metavar="FILE",
         help="YAML or JSON with settings to change, or all, as --print-config prints them.",
     ),
-    flow: str = Option(
-        "rlhf",
-        callback=_known_flow,
-        autocompletion=lambda: list(FLOWS),
-        help=f"Part of the experiment: {', '.join(FLOWS)}.",
-    ),
-    arms: list[str] | None = Option(
-        None,
-        metavar="ARM",
-        autocompletion=_arms,
-        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
-    ),
+    flow: str = FLOW,
+    arms: list[str] | None = ARMS,
     seeds: list[int] | None = Seeds(
         None, help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."
     ),
@@ -314,71 +370,22 @@ def audit(
         help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
         "change, e.g. preferences.max_pairs=5000.",
     ),
-    columns: Columns = None,
-    votes: list[str] | None = Option(
-        None,
-        metavar="FILE",
-        help="Votes that you have already, one more voter each: id, chosen_score and "
-        "rejected_score, or id and vote. May be given several times.",
-    ),
-    reward_model: list[str] | None = Option(
-        None,
-        metavar="MODEL",
-        help="A reward model that you have, one more voter each: a folder or hub id with one "
-        "label, in safetensors. May be given several times.",
-    ),
-    judge: list[str] | None = Option(
-        None,
-        metavar="MODEL@URL",
-        help="A language model that compares the answers, one more voter each: an "
-        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
-        "or hub id. May be given several times.",
-    ),
+    columns: str | None = COLUMNS,
+    votes: list[str] | None = VOTES,
+    reward_model: list[str] | None = REWARD_MODELS,
+    judge: list[str] | None = JUDGES,
     judge_pairs: int | None = Option(
         None, min=1, metavar="N", help="Let judges compare only N of the pairs."
     ),
-    encoder: str | None = Option(
-        None,
-        metavar="MODEL",
-        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
-        "multilingual one; by default MiniLM, which reads English.",
-    ),
-    budget: str | None = Option(
-        None,
-        metavar="TIME",
-        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
-        "estimated to fit.",
-    ),
+    encoder: str | None = ENCODER,
+    budget: str | None = BUDGET,
     name: str | None = Option(
         None, help="Name of the run; by default made of the files and the changes."
     ),
-    review: str | None = Option(
-        None,
-        "--apply",
-        metavar="REVIEW",
-        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
-    ),
-    fail_over: float | None = Option(
-        None,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
-        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
-    ),
-    max_refused: float | None = Option(
-        None,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
-        "with --fail-over, else any share passes.",
-    ),
-    baseline: Path | None = Option(
-        None,
-        metavar="AUDITED",
-        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
-    ),
+    review: str | None = REVIEW,
+    fail_over: float | None = FAIL_OVER,
+    max_refused: float | None = MAX_REFUSED,
+    baseline: Path | None = BASELINE,
     is_json: bool = Option(
         False, "--json", help="Print the numbers as one JSON object, and nothing else."
     ),
@@ -418,7 +425,7 @@ def study(
         "rlaif, human-votes or constants.",
     ),
     exhibit: str = Argument(..., help="A table or figure, e.g. figure-3, or all."),
-    overrides: Overrides = None,
+    overrides: list[str] | None = OVERRIDES,
     scale: str = Option("default", autocompletion=_recipes, help="Recipe of the runs."),
     seeds: list[int] | None = Seeds(None, help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4."),
 ) -> None:
@@ -430,7 +437,7 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
-def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
+def rounds(recipe: str = RECIPE_OR_MODEL, overrides: list[str] | None = OVERRIDES) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows.cli import commands
 
@@ -498,7 +505,7 @@ def look(
         help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings of "
         "preferences to change.",
     ),
-    columns: Columns = None,
+    columns: str | None = COLUMNS,
     form: str | None = Option(
         None, "--format", metavar="NAME", help="The form of the rows, in place of telling it."
     ),
@@ -675,7 +682,7 @@ def deploy(
 
 @app.command(rich_help_panel=OPERATE)
 def rollback(
-    recipe: RecipeOrModel,
+    recipe: str = RECIPE_OR_MODEL,
     version: str | None = Argument(
         None, help="Version number; by default the champion before the current one."
     ),

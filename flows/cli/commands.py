@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -276,48 +276,48 @@ def run_audit(
         earlier = None if baseline is None else read_baseline(baseline)
     except BaselineError as error:
         raise ConfigError(f"--baseline: {error}") from error
-    with ExitStack() as stack:
-        if is_quiet:
-            nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(nothing))
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nothing,
+        redirect_stdout(nothing if is_quiet else sys.stdout),
+    ):
         run_recipe(request, settings, as_option=True)
     folder = settings.home / "reports" / request.name
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
-    found = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    audit = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
     if card["data"]["rows"] is not None:
-        found["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
-    lines = [f"annotated pairs: {found['pairs']}"]
+        audit["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
+    lines = [f"annotated pairs: {audit['pairs']}"]
     if earlier is not None:
-        numbers, said = _compare_with_baseline(earlier, found)
+        numbers, said = _compare_with_baseline(earlier, audit)
         lines += said
-        found["baseline"] = numbers
-    if changed := list(changes_made(found)):
+        audit["baseline"] = numbers
+    if changed := list(changes_made(audit)):
         command = f"trimtab export {request.name} pairs --to DIR"
         lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
     if not is_quiet:
         print("\n".join(lines))
-        print(f"to look through the labels: open {found['page']} in a browser")
-    return found
+        print(f"to look through the labels: open {audit['page']} in a browser")
+    return audit
 
 
 def _compare_with_baseline(
-    earlier: dict[bytes, bool], found: Mapping[str, Any]
+    earlier: dict[bytes, bool], audit: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """How an audit differs from an earlier one, as numbers and in words."""
     try:
-        comparison = compare(earlier, Path(found["pairs"]))
+        comparison = compare(earlier, Path(audit["pairs"]))
     except BaselineError as error:
         raise CommandError(f"--baseline: {error}") from error
     numbers: dict[str, Any] = {**comparison.numbers}
     lines = comparison.lines()
-    if found.get("can_be_believed") and numbers["num_changed"]:
+    if audit.get("can_be_believed") and numbers["num_changed"]:
         import numpy as np
 
         from trimtab.models.statistics.wrong_labels import wrong_labels
 
         strength, is_changed = np.array(comparison.strengths), np.array(comparison.is_changed)
-        wrong = wrong_labels(strength, found["worth_of_a_pair"], is_changed)
+        wrong = wrong_labels(strength, audit["worth_of_a_pair"], is_changed)
         numbers |= wrong.numbers() if wrong else {}
         lines += filter(None, [really_wrong(numbers, numbers["num_changed_wrong"])])
     return numbers, lines

@@ -124,7 +124,11 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
         return _sections(settings, recipe)
     # A word is a part of a path, or several in order.
     found = [each for each in settings if all(f".{word}." in f".{each.path}." for word in words)]
-    found = found or [each for each in settings if all(_has(word, each) for word in words)]
+    found = found or [
+        each
+        for each in settings
+        if all(word.lower() in f"{each.path} {each.description}".lower() for word in words)
+    ]
     if not found:
         names = sorted({part for each in settings for part in each.path.split(".")})
         near = difflib.get_close_matches(" ".join(words), names, n=MAX_HINTS)
@@ -135,10 +139,6 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
         )
     values = recipe.model_dump(mode="json")
     return "\n\n".join(_said(each, values) for each in found)
-
-
-def _has(word: str, setting: Setting) -> bool:
-    return word.lower() in f"{setting.path} {setting.description}".lower()
 
 
 def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:

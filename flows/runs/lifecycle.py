@@ -68,8 +68,6 @@ logger = logging.getLogger("trimtab")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
-
-
 # What forms say of the parameters that the flows of the experiment share.
 RECIPE_IN_FORM = """\
 Settings to start from: model, data and size. Whole, on two cores: smoke (checks the
@@ -107,8 +105,8 @@ def experiment_flow(
         run = Run(config, name=run_name.name)
         with tracked_flow(config, run_name) as tracked:
             if config.suspend.for_label_review:
-                about = report_about(run_name)
-                run.review = partial(review_labels, tracked=tracked, name=run.name, about=about)
+                page = report_about(run_name)
+                run.review = partial(review_labels, tracked=tracked, name=run.name, about=page)
             champion = stages(run)
             numbers = finish_run(run, tracked, champion, run_name)
         state: dict[str, object] = answered(numbers)

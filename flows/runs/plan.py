@@ -7,16 +7,15 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from pydantic import ValidationError
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline import experiment
-from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, Run, stages_in
+from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, stages_in
 from trimtab.models.config.training import TrainerConfig, trainer_of
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
@@ -24,15 +23,6 @@ from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
-
-FLOWS: dict[str, Callable[[Run], Any]] = {
-    "rlhf": experiment.rlhf,
-    "policy": experiment.policy,
-    "reward": experiment.reward,
-    "label-audit": experiment.label_audit,
-    "compare": experiment.compare,
-}
-
 
 # A sampled token costs some more than one that is passed with others.
 SAMPLED_AS_PASSED = 4
@@ -131,12 +121,12 @@ class Plan:
 
 
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
-    """The plan of `config` under a flow of FLOWS; `num_seeds` runs like it differ in their seed.
+    """The plan of `config` under one of `trimtab.flows.FLOWS`, for `num_seeds` seeds.
 
     Raises trimtab.models.estimates.shapes.PlanError if the size of the model or data is unknown.
     """
     run = PlannedRun(config)
-    FLOWS[flow](run)
+    getattr(experiment, flow.replace("-", "_"))(run)
     shape = shape_of(config.sft.model)
     amounts = _amounts(config)
     roles: dict[int, list[str]] = {}

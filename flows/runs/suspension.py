@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -149,18 +150,14 @@ def ask(
             used = use(form(**found[0].decoded_value))
         except ValueError as error:
             logger.warning("the answer is asked for again: %s", error)
-            refused = f"**The last answer cannot be used.**\n\n{_fenced(str(error))}\n\n"
+            # A block of Markdown's that nothing in the text ends.
+            fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", str(error)))])
+            refused = f"**The last answer cannot be used.**\n\n{fence}\n{error}\n{fence}\n\n"
         else:
             used["at"] = f"{found[0].created:%Y-%m-%d %H:%M} UTC"
             create_flow_run_input(f"{key}-used", used)
             return used
     raise AssertionError  # numbers have no end
-
-
-def _fenced(text: str) -> str:
-    """A text as a block of Markdown's that nothing in it ends."""
-    fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", text))])
-    return f"{fence}\n{text}\n{fence}"
 
 
 def review_labels(run: Run, tracked: TrackedRun, name: str, about: Mapping[str, Any]) -> None:
@@ -226,9 +223,7 @@ def approval_of(
             "by": answer.reviewer.strip(),
         }
 
-    def describe() -> str:
-        return _on_champion(run, standing, judged, page)
-
+    describe = partial(_on_champion, run, standing, judged, page)
     return Approval(**ask(ChampionApproval, key, describe, config.timeout_hours, use))
 
 

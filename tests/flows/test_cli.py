@@ -17,7 +17,6 @@ from trimtab.flows.cli import cli
 from trimtab.flows.cli.cli import main
 from trimtab.flows.config.over_seeds import METHODS
 from trimtab.flows.config.recipes import RECIPES
-from trimtab.flows.runs import plan
 from trimtab.models.config.arms import ARMS
 
 COMMANDS = {
@@ -70,10 +69,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr()
     assert said.out.startswith(f"Usage: trimtab {command} ")
     assert said.err == ""
-
-
-def test_flows_are_those_that_can_be_planned() -> None:
-    assert set(cli.FLOWS) == set(plan.FLOWS)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
