@@ -120,6 +120,7 @@ class RowReader:
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
         self._forms_of = lru_cache(MAX_KNOWN)(self._find_forms)
+        self._compares = lru_cache(MAX_KNOWN)(own_scores)
         self._files: dict[str, FileNotes] = defaultdict(FileNotes)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
@@ -233,7 +234,7 @@ class RowReader:
             return None
         votes = getattr(preset.convert, "counts", None) or ()
         columns = tuple(name for name in row if name not in votes)
-        return is_against(row, own_scores(columns, *parsed.answer_fields))
+        return is_against(row, self._compares(columns, *parsed.answer_fields))
 
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
