@@ -153,7 +153,6 @@ Compare = Callable[[Row], float | None]
 """By how much a row's own numbers prefer its better answer; None where they do not say."""
 
 
-@lru_cache(1000)  # asked for each row, of the same columns
 def own_scores(columns: tuple[str, ...], better: str, worse: str) -> list[Compare]:
     """What in a row's other columns compares its answers, which stand in `better` and `worse`.
 

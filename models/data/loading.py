@@ -242,10 +242,13 @@ class _Loader:
 
     def _check_lengths(self, parsed: ParsedRow) -> None:
         tokens = self.max_tokens
-        limits = self.max_characters, tokens and tokens.most, tokens and tokens.count
+        most, count = (None, None) if tokens is None else (tokens.most, tokens.count)
         for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
             text = parsed.prompt + answer
-            if problem := length_problem(name, text, *limits, of=" of prompt and answer"):
+            problem = length_problem(
+                name, text, self.max_characters, most, count, of=" of prompt and answer"
+            )
+            if problem is not None:
                 parsed.problems.append(problem)
 
     def _claim_id(self, parsed: ParsedRow) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -40,6 +40,13 @@ class RowCounts:
         places = dataclasses.astuple(self)[1:]
         if self.read != sum(places) or min(places) < 0:
             raise ValueError(f"rows do not add up: {self}")
+
+
+def _sums(kind: type, parts: Iterable[Any]) -> dict[str, int]:
+    """The sums of counts of a kind, by their names."""
+    rows = list(parts)
+    names = [item.name for item in dataclasses.fields(kind)]
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,7 @@ class RowAccount:
     against_scores: int = 0
 
     def __post_init__(self) -> None:
-        for name in (item.name for item in dataclasses.fields(RowCounts)):
-            parts = sum(getattr(counts, name) for counts in self.by_source.values())
+        for name, parts in _sums(RowCounts, self.by_source.values()).items():
             if parts != getattr(self.rows, name):
                 raise ValueError(f"sources' {name} rows come to {parts}, not {self.rows}")
         if sum(self.quarantined_by_reason.values()) != self.rows.quarantined:
@@ -264,9 +270,7 @@ class PreferenceReport:
     @property
     def total(self) -> SourceCounts:
         """The counts of all sources."""
-        names = [item.name for item in dataclasses.fields(SourceCounts)]
-        parts = self.by_source.values()
-        return SourceCounts(**{name: sum(getattr(each, name) for each in parts) for name in names})
+        return SourceCounts(**_sums(SourceCounts, self.by_source.values()))
 
     def check(self) -> None:
         """Assert that all counts add up, by source, format, reason, category."""
@@ -314,14 +318,10 @@ class PreferenceReport:
             )
             for key, counts in self.by_source.items()
         }
-        sums = {
-            item.name: sum(getattr(counts, item.name) for counts in by_source.values())
-            for item in dataclasses.fields(RowCounts)
-        }
         described = PreferenceReport()
         described.describe_pairs([pair for pair in pairs if pair.id in identities])
         return RowAccount(
-            rows=RowCounts(**sums),
+            rows=RowCounts(**_sums(RowCounts, by_source.values())),
             by_source=by_source,
             quarantined_by_reason=dict(sorted(self.bad_rows_by_reason.items())),
             max_pairs=max_pairs,
@@ -357,10 +357,7 @@ class PreferenceReport:
             self.num_contradicting_pairs += reverse in forward
             forward.add(digest)
         self.num_prompts = len({_digest(normalise_prompt(pair.prompt)) for pair in pairs})
-        self._describe_lengths([(len(p.prompt), len(p.chosen), len(p.rejected)) for p in pairs])
-
-    def _describe_lengths(self, lengths: list[tuple[int, int, int]]) -> None:
-        """lengths: characters of prompt, chosen and rejected, a pair each."""
+        lengths = [(len(p.prompt), len(p.chosen), len(p.rejected)) for p in pairs]
         count = max(1, len(lengths))
         self.share_chosen_longer = sum(c > r for _, c, r in lengths) / count
         self.share_same_length = sum(c == r for _, c, r in lengths) / count

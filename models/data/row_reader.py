@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -64,19 +64,22 @@ def check_form(name: str, columns: Mapping[str, str]) -> list[str]:
     """What is wrong with a source's `format` and `columns`."""
     problems = []
     if name not in FORMATS:
-        near = get_close_matches(name, FORMATS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        problems.append(f"format: found {name!r}, allowed: {', '.join(FORMATS)}{hint}")
+        allowed = ", ".join(FORMATS) + _did_you_mean(name, FORMATS)
+        problems.append(f"format: found {name!r}, allowed: {allowed}")
     for own in columns:
         if own not in COLUMNS:
-            near = get_close_matches(own, COLUMNS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             allowed = f"{', '.join(NATIVE.reads)}, {', '.join(METADATA)}, or a preset's column"
-            problems.append(f"columns: found {own!r}, allowed: {allowed}{hint}")
+            allowed += _did_you_mean(own, COLUMNS)
+            problems.append(f"columns: found {own!r}, allowed: {allowed}")
     theirs = list(columns.values())
     if len(set(theirs)) < len(theirs):
         problems.append(f"columns: found {theirs}, allowed: a column of its own for each")
     return problems
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(slots=True)
@@ -117,6 +120,7 @@ class RowReader:
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
         self._forms_of = lru_cache(MAX_KNOWN)(self._find_forms)
+        self._compares = lru_cache(MAX_KNOWN)(own_scores)
         self._files: dict[str, FileNotes] = defaultdict(FileNotes)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
@@ -192,8 +196,9 @@ class RowReader:
                 own: row[theirs] for own, theirs in self.columns.items() if theirs in row
             }
             row = {name: value for name, value in row.items() if name not in self._renamed}
-        if nans := [name for name, value in row.items() if _is_nan(value)]:
-            row = row | dict.fromkeys(nans)
+        # what pandas writes for an absent value
+        nans = [name for name, v in row.items() if type(v) is float and math.isnan(v)]
+        row = row | dict.fromkeys(nans)
         return {name: _typed(name, value) for name, value in row.items()} if is_text else row
 
     def _their(self, name: str) -> str:
@@ -229,7 +234,7 @@ class RowReader:
             return None
         votes = getattr(preset.convert, "counts", None) or ()
         columns = tuple(name for name in row if name not in votes)
-        return is_against(row, own_scores(columns, *parsed.answer_fields))
+        return is_against(row, self._compares(columns, *parsed.answer_fields))
 
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
@@ -377,12 +382,7 @@ def _convert(preset: Preset, row: Row, render: Render | None, mapped: Mapped) ->
     parsed.format = preset.name
     _rename(parsed, mapped.names)
     known = {problem.field for problem in mapped.problems}
-    parsed.problems[:0] = mapped.problems
-    parsed.problems = [
-        problem
-        for index, problem in enumerate(parsed.problems)
-        if index < len(mapped.problems) or problem.field not in known
-    ]
+    parsed.problems = mapped.problems + [p for p in parsed.problems if p.field not in known]
     return parsed
 
 
@@ -405,11 +405,6 @@ def _name(place: str, names: Mapping[str, str]) -> str:
     return place
 
 
-def _is_nan(value: Any) -> bool:
-    """Whether this is what pandas writes for an absent value."""
-    return type(value) is float and math.isnan(value)
-
-
 def _typed(name: str, value: Any) -> Any:
     """A cell of a table as what its column holds: a number, a list, true or false, or text."""
     if not isinstance(value, str):
@@ -422,11 +417,9 @@ def _typed(name: str, value: Any) -> Any:
         return list_of(value)
     found = list_of(value)
     is_list = name in ANSWERS and isinstance(found, list) and len(found) > 1
-    return found if is_list and _are_answers(found) else list_of_messages(value)
-
-
-def _are_answers(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, str | dict | list) for each in values)
+    if is_list and all(isinstance(answer, str | dict | list) for answer in found):
+        return found
+    return list_of_messages(value)
 
 
 def _text_problems(row: Row) -> list[Problem]:
