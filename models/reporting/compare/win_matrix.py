@@ -13,14 +13,20 @@ from torch import Tensor
 
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.functional.verdicts import kappa_of_counts
-from trimtab.models.reporting.compare.answers import MEAN, MEASURES, START, Answers
-from trimtab.models.reporting.compare.outcomes import Outcomes, outcomes_by_scores
+from trimtab.models.reporting.compare.answers import (
+    MEAN,
+    MEASURES,
+    START,
+    Answers,
+    Outcomes,
+    outcomes_by_scores,
+)
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.statistics.bootstrap import Bootstrap, percentile_ends
 from trimtab.models.statistics.bradley_terry import bradley_terry_ratings, rating_intervals, wins_of
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
-from trimtab.models.statistics.length_control import length_controlled_win_rate
 from trimtab.models.statistics.measured import Spread
+from trimtab.models.statistics.win_rates import length_controlled_win_rate
 
 MAIN = "main"
 # A regression a resample: fewer than of means.
