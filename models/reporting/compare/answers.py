@@ -1,5 +1,5 @@
-"""The answers of all policies of several seeds, and who wins on each prompt by everybody who judges:
-from scores, or as a judge model has said.
+"""The answers of all policies of several seeds, and who wins on each prompt by all who judge,
+from scores or as a judge model has said.
 """
 
 from __future__ import annotations
