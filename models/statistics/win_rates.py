@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.statistics.bradley_terry import descend
 
 
 def win_tie_lose(ours: Tensor, theirs: Tensor, tie_margin: float) -> dict[str, float]:
@@ -33,14 +34,9 @@ def win_tie_lose(ours: Tensor, theirs: Tensor, tie_margin: float) -> dict[str, f
     Raises ShapeError for other shapes, ValueError for a negative margin or a score that is NaN.
     """
     require_shape("win_tie_lose", 1, ours=ours, theirs=theirs)
-    if not tie_margin >= 0:
-        raise ValueError(f"win_tie_lose: tie_margin must not be negative, found {tie_margin}")
-    gap = ours.detach().double() - theirs.detach().double()
-    if bool(gap.isnan().any()):
-        raise ValueError("win_tie_lose: a score is NaN, which neither wins nor loses; judge again")
-    num_prompts = gap.shape[0]
-    num_wins = int((gap > tie_margin).sum())
-    num_losses = int((gap < -tie_margin).sum())
+    outcome = _outcomes("win_tie_lose", ours, theirs, tie_margin)
+    num_wins, num_losses = (int((outcome == sign).sum()) for sign in (1, -1))
+    num_prompts = len(outcome)
     return {
         "win": num_wins / num_prompts,
         "tie": (num_prompts - num_wins - num_losses) / num_prompts,
@@ -60,18 +56,17 @@ def outcome_matrix(scores: Tensor, tie_margin: float) -> Tensor:
     """
     require_shape("outcome_matrix", 2, scores=scores)
     require_floating("outcome_matrix", scores=scores)
+    return _outcomes("outcome_matrix", scores[:, None], scores[None], tie_margin)
+
+
+def _outcomes(where: str, ours: Tensor, theirs: Tensor, tie_margin: float) -> Tensor:
+    """int8, 1 where ours is better by more than the margin, -1 where theirs is, else 0."""
     if not tie_margin >= 0:
-        raise ValueError(f"outcome_matrix: tie_margin must not be negative, found {tie_margin}")
-    if bool(scores.isnan().any()):
-        raise ValueError(
-            "outcome_matrix: a score is NaN, which neither wins nor loses; judge again"
-        )
-    gap = scores.detach().double()[:, None] - scores.detach().double()[None]
+        raise ValueError(f"{where}: tie_margin must not be negative, found {tie_margin}")
+    gap = ours.detach().double() - theirs.detach().double()
+    if bool(gap.isnan().any()):
+        raise ValueError(f"{where}: a score is NaN, which neither wins nor loses; judge again")
     return (gap > tie_margin).to(torch.int8) - (gap < -tie_margin).to(torch.int8)
-
-
-_MAX_STEPS = 100
-_TOLERANCE = 1e-10
 
 
 def length_control_loss(
@@ -130,22 +125,18 @@ def _minimum(outcome: Tensor, difference: Tensor, ridge: float) -> Tensor:
     """(2,), the coefficients at the minimum of `length_control_loss`."""
     inputs = torch.stack([torch.ones_like(difference), _squashed(difference)], 1)
     penalty = torch.tensor([0.0, ridge], dtype=inputs.dtype, device=inputs.device)
-    found = inputs.new_zeros(2)
-    loss = length_control_loss(found, outcome, difference, ridge)
-    for _ in range(_MAX_STEPS):
-        chance = (inputs @ found).sigmoid()
-        gradient = inputs.T @ (chance - outcome) + penalty * found
+
+    def newton_step(at: Tensor) -> Tensor:
+        chance = (inputs @ at).sigmoid()
+        gradient = inputs.T @ (chance - outcome) + penalty * at
         hessian = inputs.T @ (inputs * (chance * (1 - chance))[:, None]) + torch.diag(penalty)
-        step = torch.linalg.solve(hessian, gradient)
-        while True:
-            moved = length_control_loss(found - step, outcome, difference, ridge)
-            if moved <= loss or step.abs().max() < _TOLERANCE:
-                break
-            step = step / 2
-        found, loss = found - step, moved
-        if step.abs().max() < _TOLERANCE:
-            break
-    return found
+        return torch.linalg.solve(hessian, gradient)
+
+    return descend(
+        inputs.new_zeros(2),
+        lambda at: length_control_loss(at, outcome, difference, ridge),
+        newton_step,
+    )
 
 
 def _squashed(difference: Tensor) -> Tensor:

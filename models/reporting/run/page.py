@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
@@ -35,6 +34,9 @@ from trimtab.models.reporting.run.revisions import revision_examples
 from trimtab.models.reporting.run.scorecard import Scorecard
 
 MAX_CHARACTERS = 1500
+NUM_RANDOM, NUM_EXTREME = 5, 3
+# Answers of SFT and of the final policy to the same prompts, as rows of responses.jsonl.
+Samples = list[tuple[Row, Row]]
 
 
 def charts_of(
@@ -92,7 +94,7 @@ def render(
         has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final
-        else [],
+        else {},
     )
     return with_contents(page, environment)
 
@@ -130,54 +132,23 @@ def clip(text: str) -> str:
     return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"
 
 
-NUM_RANDOM, NUM_EXTREME = 5, 3
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One prompt with both answers and how each was judged."""
-
-    place: str
-    prompt: str
-    before: str
-    after: str
-    judged_before: float
-    judged_after: float
-
-
-@dataclass(frozen=True)
-class SampleGroup:
-    """Samples chosen in one way, which `title` names."""
-
-    title: str
-    samples: list[Sample]
-
-
-def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> list[SampleGroup]:
-    """Random samples of the main and forget sets, and the extremes of the main set."""
+def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> dict[str, Samples]:
+    """Random samples and extremes of the main and forget sets, rows of SFT and of `role`, by title."""
     before, after = (artifacts.rows(name, "responses.jsonl") for name in ("eval_sft", role))
     if not before or [row["prompt"] for row in before] != [row["prompt"] for row in after]:
-        return []
+        return {}
     rng = random.Random(f"samples/{seed}")
-    groups = []
+    groups: dict[str, Samples] = {}
     for place, title in (("main", "main test prompts"), ("forget", "forget set")):
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a["set"] == place]
         if not pairs:
             continue
-        drawn = rng.sample(pairs, min(NUM_RANDOM, len(pairs)))
-        groups.append(SampleGroup(f"Drawn at random from the {title}", _samples(drawn, measure)))
+        count = min(NUM_RANDOM, len(pairs))
+        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, count)
         ordered = sorted(pairs, key=lambda pair: pair[1][measure] - pair[0][measure])
         gains = [pair for pair in ordered[::-1] if pair[1][measure] > pair[0][measure]]
         losses = [pair for pair in ordered if pair[1][measure] < pair[0][measure]]
         for word, chosen in (("gains", gains), ("losses", losses)):
             if chosen:
-                part = _samples(chosen[:NUM_EXTREME], measure)
-                groups.append(SampleGroup(f"Largest {word} on the {title}", part))
+                groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
     return groups
-
-
-def _samples(pairs: list[tuple[Row, Row]], measure: str) -> list[Sample]:
-    return [
-        Sample(a["set"], a["prompt"], a["response"], b["response"], a[measure], b[measure])
-        for a, b in pairs
-    ]

@@ -269,36 +269,6 @@ class Policy:
     score_spread_after: float | None
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Where a policy's artifacts are found."""
-
-    name: str
-    round: int | None
-    policy: str
-    evaluation: str
-    against_sft: str
-    against_previous: str
-    meta_rm: str
-
-
-def roles_of(arms: tuple[str, ...], rounds: tuple[int, ...]) -> list[Roles]:
-    """SFT, the arms in their order, then rounds 2 and later."""
-    found = [Roles("sft", None, "sft", "eval_sft", "", "", "")]
-    for arm in arms:
-        number, meta_rm = (1, "meta_rm_1") if arm == "full" else (None, "")
-        of_arm = (f"policy_{arm}", f"eval_{arm}", f"judge_{arm}")
-        found.append(Roles(arm, number, *of_arm, "", meta_rm))
-    for index in sorted(number for number in rounds if number > 1):
-        name = f"round_{index}"
-        judge = f"judge_{name}"
-        meta_rm = f"meta_rm_{index}"
-        found.append(
-            Roles(name, index, f"policy_{name}", f"eval_{name}", f"{judge}_sft", judge, meta_rm)
-        )
-    return found
-
-
 def policies(
     artifacts: Artifacts,
     arms: tuple[str, ...],
@@ -307,34 +277,49 @@ def policies(
     seed: int,
     lineage: Sequence[LineageEntry] = (),
 ) -> tuple[list[Policy], dict[str, Curve]]:
-    """Every policy that was evaluated or trained, and the PPO curves by policy name."""
+    """Every policy that was evaluated or trained, and the PPO curves by policy name.
+
+    SFT, the arms in their order, of which `full` is round 1, then rounds 2 and later.
+    """
+    numbers: dict[str, int | None] = {"sft": None, **dict.fromkeys(arms)}
+    if "full" in arms:
+        numbers["full"] = 1
+    numbers |= {f"round_{number}": number for number in sorted(rounds) if number > 1}
     result, curves = [], {}
-    for roles in roles_of(arms, rounds):
-        curve = training_curve(artifacts, roles.policy, has_gold)
+    for name, number in numbers.items():
+        role = "sft" if name == "sft" else f"policy_{name}"
+        curve = training_curve(artifacts, role, has_gold)
         if curve is not None:
-            curves[roles.name] = curve
-        if artifacts.has(roles.evaluation) or curve is not None:
-            budget = budget_of(artifacts, lineage, roles.policy, roles.evaluation)
-            result.append(_policy(artifacts, roles, curve, budget, seed))
+            curves[name] = curve
+        if artifacts.has(f"eval_{name}") or curve is not None:
+            budget = budget_of(artifacts, lineage, role, f"eval_{name}")
+            result.append(_policy(artifacts, name, number, curve, budget, seed))
     return result, curves
 
 
 def _policy(
-    artifacts: Artifacts, roles: Roles, curve: Curve | None, budget: Budget | None, seed: int
+    artifacts: Artifacts,
+    name: str,
+    number: int | None,
+    curve: Curve | None,
+    budget: Budget | None,
+    seed: int,
 ) -> Policy:
-    training = artifacts.document(roles.policy, "summary.json") if curve else {}
-    has_meta = artifacts.has(roles.meta_rm)  # round 1 may be without
-    meta = artifacts.document(roles.meta_rm, "summary.json") if has_meta else {}
-    rival = roles.against_previous or (roles.against_sft if roles.round else "")
-    contest = artifacts.document(rival, "summary.json") if rival else {}
-    sets = answer_sets(artifacts.rows(roles.evaluation, "responses.jsonl"), seed)
-    counts = {name: answers.num_prompts for name, answers in sets.items()}
+    """number: of its round, if it is one; round 1 is against SFT, a later one against the last
+    that was promoted, and SFT besides."""
+    training = artifacts.document(f"policy_{name}", "summary.json") if curve else {}
+    meta = artifacts.document(f"meta_rm_{number}", "summary.json")  # round 1 may be without
+    contest = artifacts.document(f"judge_{name}", "summary.json") if number else {}
+    sets = answer_sets(artifacts.rows(f"eval_{name}", "responses.jsonl"), seed)
+    counts = {place: answers.num_prompts for place, answers in sets.items()}
+    is_later = number is not None and number > 1
+    sft = f"judge_{name}_sft" if is_later else f"judge_{name}"
     return Policy(
-        name=roles.name,
-        round=roles.round,
+        name=name,
+        round=number,
         sets=sets,
-        against_sft=_outcomes(artifacts, roles.against_sft, counts),
-        against_previous=_outcomes(artifacts, roles.against_previous, counts),
+        against_sft=_outcomes(artifacts, sft, counts),
+        against_previous=_outcomes(artifacts, f"judge_{name}", counts) if is_later else {},
         is_promoted=contest.get("is_promoted"),
         collapsed=training.get("collapsed"),
         collapse_reason=training.get("collapse_reason"),
@@ -369,21 +354,16 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
             length=mean("length"),
             perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
             distinct=len({row["response"] for row in part}) / len(part),
-            harmless=_harmless(part),
+            harmless=share_estimate([row["harmless"] for row in part if "harmless" in row], None),
         )
     return result
-
-
-def _harmless(rows: list[Row]) -> Estimate | None:
-    found = [row["harmless"] for row in rows if "harmless" in row]
-    return share_estimate(found, None)
 
 
 def _outcomes(
     artifacts: Artifacts, role: str, counts: dict[str, int]
 ) -> dict[str, dict[str, Outcome]]:
     """Verdicts of one judge artifact, by set and measure."""
-    document = artifacts.document(role, "judgement.json") if role else {}
+    document = artifacts.document(role, "judgement.json")
     result: dict[str, dict[str, Outcome]] = {}
     for name, count in counts.items():
         for measure in MEASURES:
