@@ -108,7 +108,7 @@ def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate |
     draws = (
         [redraw(places, generator) for places in (positive, negative)] for _ in range(NUM_RESAMPLES)
     )
-    resampled = torch.stack([area_of_places(*draw, len(distinct)) for draw in draws])
+    resampled = torch.stack([area_of_places(p, n, len(distinct)) for p, n in draws])
     value = float(auroc(scores, is_positive))
     low, high = percentile_ends(resampled).tolist()
     if low == high:

@@ -140,32 +140,28 @@ def outcome_charts(card: Scorecard) -> list[Chart]:
 def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
     with Panel(height=1.35 + 0.42 * len(shown)) as panel:
         places = list(range(len(shown)))[::-1]
-        left = [0.0] * len(shown)
-        for key, colour, hatch in (("win", GREEN, ""), ("tie", LIGHT, ""), ("lose", RED, "///")):
-            share = [
-                100 * getattr(policy.against_sft[place][measure], key).value for policy in shown
-            ]
-            panel.axes.barh(
-                places, share, left=left, color=colour, hatch=hatch, edgecolor="white", label=key,
-                height=0.7, linewidth=0.5,
-            )  # fmt: skip
-            for y, start, width in zip(places, left, share, strict=True):
+        shares = {
+            key: [100 * getattr(policy.against_sft[place][measure], key).value for policy in shown]
+            for key in ("win", "tie", "lose")
+        }
+        looks = ((GREEN, ""), (LIGHT, ""), (RED, "///"))
+        parts = [(shares[key], *look, key) for key, look in zip(shares, looks, strict=True)]
+        starts = panel.stacked_bars(places, parts, height=0.7, linewidth=0.5)
+        for left, widths in zip(starts, shares.values(), strict=True):
+            for y, start, width in zip(places, left, widths, strict=True):
                 if width >= 8:
-                    text = panel.axes.text(
-                        start + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9
-                    )
-                    text.set_bbox(
-                        {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-                    )
-            left = [start + width for start, width in zip(left, share, strict=True)]
+                    panel.axes.text(
+                        start + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9,
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
+                    )  # fmt: skip
         panel.axes.set_yticks(places, [policy_name(policy.name) for policy in shown])
         panel.axes.set_xlim(0, 100)
         panel.axes.grid(False)
         panel.axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.4, 1.0))
-        nets = []
-        for policy in shown:
-            net = policy.against_sft[place][measure].net
-            nets.append(f"{policy_name(policy.name)} {net.text('+.0f', 100)}")
+        nets = [
+            f"{policy_name(p.name)} {p.against_sft[place][measure].net.text('+.0f', 100)}"
+            for p in shown
+        ]
         title = _seen(shown, place, measure)
         note = f"Wins minus losses in points: {'; '.join(nets)}."
         return panel.chart(title, note, "share of prompts (%)", "")
@@ -235,33 +231,24 @@ def cost_chart(stages: Sequence[StageCost]) -> Chart | None:
         return None
     names = list(dict.fromkeys(stage.stage for stage in stages))
     counts = Counter(stage.stage for stage in stages)
-    total, fresh = (
-        sum(stage.seconds for stage in part)
-        for part in (stages, [stage for stage in stages if not stage.is_cached])
-    )
+    made, taken = ([s for s in stages if s.is_cached == is_cached] for is_cached in (False, True))
+    total, fresh = (sum(stage.seconds for stage in part) for part in (stages, made))
     by_name = {name: sum(s.seconds for s in stages if s.stage == name) for name in names}
     dearest = max(names, key=by_name.__getitem__)
     with Panel(height=1.2 + 0.26 * len(names)) as panel:
         places = list(range(len(names)))[::-1]
-        left = [0.0] * len(names)
-        for is_cached, colour, hatch, label in (
-            (False, BLUE, "", "made in this run"),
-            (True, SKY, "///", "taken from the store (seconds when made)"),
-        ):
-            seconds = [
-                sum(s.seconds for s in stages if s.stage == name and s.is_cached == is_cached)
-                for name in names
-            ]
-            if any(seconds):
-                panel.axes.barh(
-                    places, seconds, left=left, color=colour, hatch=hatch, edgecolor="white",
-                    linewidth=0.3, label=label,
-                )  # fmt: skip
-            left = [start + width for start, width in zip(left, seconds, strict=True)]
+        parts = [
+            ([sum(s.seconds for s in part if s.stage == name) for name in names], *look)
+            for part, look in (
+                (made, (BLUE, "", "made in this run")),
+                (taken, (SKY, "///", "taken from the store (seconds when made)")),
+            )
+        ]
+        panel.stacked_bars(places, [part for part in parts if any(part[0])], linewidth=0.3)
         labels = [name if counts[name] == 1 else f"{name} ×{counts[name]}" for name in names]
         panel.axes.set_yticks(places, labels, fontsize=9)
         panel.axes.grid(False, axis="y")
-        if any(stage.is_cached for stage in stages):
+        if taken:
             panel.axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), labelcolor=GREY)
         # Without word of what came from the store, nothing is said about this run's share.
         share = f", {fresh:,.0f} s of it in this run" if fresh < total else ""

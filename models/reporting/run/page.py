@@ -133,7 +133,7 @@ def clip(text: str) -> str:
 
 
 def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> dict[str, Samples]:
-    """Random samples and extremes of the main and forget sets, rows of SFT and of `role`, by title."""
+    """Random samples and extremes of the main and forget sets, by title rows of SFT and `role`."""
     before, after = (artifacts.rows(name, "responses.jsonl") for name in ("eval_sft", role))
     if not before or [row["prompt"] for row in before] != [row["prompt"] for row in after]:
         return {}
