@@ -15,8 +15,9 @@ from trimtab.models.reporting.run.policies import Budget, budget_columns
 from trimtab.models.reporting.run_tables import markdown
 from trimtab.models.statistics.measured import Spread
 
-# Columns of cost that are left out where no method has such a thing.
-IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
+# Columns that are left out where no method has such a thing.
+FORGET_HEAD = "forget set, lost / won, %"
+IF_ANY = (FORGET_HEAD, "samples an answer", "judge's tokens", "judge's cost")
 BLUE, ORANGE = "0, 114, 178", "230, 159, 0"
 
 
@@ -49,6 +50,7 @@ def render(
         judge=matrix.judges[0],
         judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
         methods=methods,
+        rows=table_rows(methods, matrix.judges[0]),
         answer=answer,
         drawn=charts,
         seconds=seconds,
@@ -133,11 +135,17 @@ def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
     """The table of all methods in Markdown, for documentation."""
-    rows = [_cells(method, judge) for method in methods]
-    heads = [head for head in rows[0] if head not in IF_ANY or any(row[head] for row in rows)]
-    table = markdown(heads, [[row[head] for head in heads] for row in rows])
+    rows = table_rows(methods, judge)
+    table = markdown(list(rows[0]), [list(row.values()) for row in rows])
     seeds = ", ".join(map(str, config.seeds))
     return f"Recipe `{config.recipe}`, seeds {seeds}, by {MEASURE_NAMES[judge]}.\n\n{table}\n"
+
+
+def table_rows(methods: Sequence[Method], judge: str) -> list[dict[str, str]]:
+    """Of each method its cells by the heads of their columns, for the page and for Markdown."""
+    rows = [_cells(method, judge) for method in methods]
+    left_out = {head for head in IF_ANY if not any(row[head] for row in rows)}
+    return [{head: row[head] for head in row if head not in left_out} for row in rows]
 
 
 def _cells(method: Method, judge: str) -> dict[str, str]:
@@ -154,7 +162,7 @@ def _cells(method: Method, judge: str) -> dict[str, str]:
         "win rate at equal length, %": "" if controlled is None else share(controlled),
         "KL, nats": spread(method.means["kl"], 2),
         "length, tokens": spread(method.means["length"], 1),
-        "forget set, lost / won, %": " / ".join(f"{100 * s.value:.0f}" for s in lost),
+        FORGET_HEAD: " / ".join(f"{100 * s.value:.0f}" for s in lost),
         "responses sampled": f"{taken.num_sampled:,}" if taken else "",
         "tokens trained": f"{taken.num_trained_tokens:,}" if taken else "",
         "seconds": f"{taken.seconds:,.1f}" if taken else "",
