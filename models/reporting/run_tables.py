@@ -65,7 +65,7 @@ def comparison(
         columns = {", ".join(names[i] for i in places): places for places in groups.values()}
         made = {
             "Settings that differ": settings_table(columns, settings),
-            **{head: _by_settings(columns, cards, table) for head, table in tables.items()},
+            **{head: _group_by_settings(columns, cards, table) for head, table in tables.items()},
             "Every number": _numbers_by_settings(columns, summaries),
         }
     return "\n\n".join(f"## {head}\n\n{markdown(*table)}" for head, table in made.items())
@@ -79,7 +79,7 @@ def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summ
     return ["setting", *columns], [row for row in rows if len(set(row[1:])) > 1]
 
 
-def _by_settings(
+def _group_by_settings(
     columns: Mapping[str, Sequence[int]],
     cards: Sequence[Card],
     table: Callable[[Sequence[Card]], Table],
@@ -100,7 +100,7 @@ def _numbers_by_settings(
     rows = []
     for key in _common(summaries):
         groups = [[summaries[place][key] for place in places] for places in columns.values()]
-        cells = [" ± ".join(filter(None, _over_runs(values))) for values in groups]
+        cells = [" ± ".join(filter(None, _mean_and_spread(values))) for values in groups]
         single = [_shown(values[0]) if len(values) == 1 else "" for values in groups]
         rows.append([key, *(one or cell for one, cell in zip(single, cells, strict=True))])
     return ["measure", *columns], rows
@@ -114,7 +114,7 @@ def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
     rows = []
     for key in _common(summaries):
         values = [summary[key] for summary in summaries]
-        rows.append([key, *_over_runs(values), *map(_shown, values)])
+        rows.append([key, *_mean_and_spread(values), *map(_shown, values)])
     return ["measure", "mean", "std", *names], rows
 
 
@@ -215,7 +215,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _over_runs(values: Sequence[object]) -> tuple[str, str]:
+def _mean_and_spread(values: Sequence[object]) -> tuple[str, str]:
     """Mean and standard deviation of numbers; of words how often each of them stands."""
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values):
