@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trimtab.models.config.reporting import CompareConfig
-from trimtab.models.reporting.compare.charts import chart_against_sft, frontier
 from trimtab.models.reporting.compare.methods import answer_of, methods_of
-from trimtab.models.reporting.compare.page import methods_table, render
+from trimtab.models.reporting.compare.page import chart_against_sft, frontier, methods_table, render
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
 from trimtab.models.training.progress import write_json
 

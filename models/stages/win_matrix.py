@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.models.config.reporting import WinMatrixConfig
-from trimtab.models.reporting.compare.answers import START, read_answers
-from trimtab.models.reporting.compare.outcomes import Outcomes, read_verdicts
+from trimtab.models.reporting.compare.answers import START, Outcomes, read_answers, read_verdicts
 from trimtab.models.reporting.compare.win_matrix import MAIN, build_win_matrix
 from trimtab.models.training.progress import write_json
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.run.curves import Curve, training_curve
+from trimtab.models.reporting.run.policies import Curve, training_curve
 from trimtab.models.studies.results import Line, Plot, Table, bar_plot, line_of, titled
 from trimtab.models.studies.variants import Variant
 

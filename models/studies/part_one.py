@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 import numpy as np
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.reporting.run.policies import Curve
 from trimtab.models.studies.frontier import lead_at_equal_kl
 from trimtab.models.studies.measures import (
     KL,

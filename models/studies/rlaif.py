@@ -8,7 +8,7 @@ ratings.
 from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.run.ai_labeler import ai_labeler
+from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.studies.measures import NET, WIN, answers, outcome, outcome_plot
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, titled

@@ -220,8 +220,6 @@ def test_compare_shows_the_settings_that_differ(
     assert "settings" not in capsys.readouterr().out.lower()
     assert main(["compare", "smoke-seed0", "smoke-seed1"]) == 0
     assert "| measure | mean | std | smoke-seed0 | smoke-seed1 |" in capsys.readouterr().out
-    assert main(["compare", "smoke-seed0", "a"]) == 0
-    assert "| (report of an earlier Trimtab) | unknown |  |" in capsys.readouterr().out
 
 
 def test_rounds_without_a_champion_are_idle_and_say_what_to_run(

@@ -7,7 +7,7 @@ too, so that a grey print still reads. Panels are small: their text stays legibl
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -136,6 +136,26 @@ class Panel:
         above = [scale * (one.high - one.value) for one in measured]
         values = [scale * one.value for one in measured]
         self.axes.errorbar(x, values, [below, above], **look)
+
+    def stacked_bars(
+        self,
+        places: Sequence[int],
+        parts: Iterable[tuple[Sequence[float], str, str, str]],
+        **look: Any,
+    ) -> list[list[float]]:
+        """Flat bars of lengths, colour, hatch and label, each part right of those before it.
+
+        Returns where each part's bars begin.
+        """
+        starts, left = [], [0.0] * len(places)
+        for lengths, colour, hatch, label in parts:
+            self.axes.barh(
+                places, lengths, left=left, color=colour, hatch=hatch, edgecolor="white",
+                label=label, **look,
+            )  # fmt: skip
+            starts.append(left)
+            left = [start + length for start, length in zip(left, lengths, strict=True)]
+        return starts
 
     def chart(self, title: str, note: str = "", x: str = "", y: str = "") -> Chart:
         """Label the axes and draw; x and y are what the axes show, with units."""

@@ -13,7 +13,7 @@ from trimtab.models.config.reporting import CompareConfig, LineageEntry, WinMatr
 from trimtab.models.reporting.compare.methods import answer_of, methods_of
 from trimtab.models.reporting.compare.page import methods_table
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
-from trimtab.models.reporting.kit.budget import Budget
+from trimtab.models.reporting.run.policies import Budget
 from trimtab.models.stages import compare, win_matrix
 from trimtab.models.statistics.measured import Spread
 

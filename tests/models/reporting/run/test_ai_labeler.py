@@ -11,7 +11,7 @@ import pytest
 from tests.models.reporting.run.conftest import TRAIN, Row, Write, pair, truth
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.run.ai_labeler import ai_labeler
+from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.reporting.run.policies import answer_sets
 from trimtab.models.stages import report
 
