@@ -34,8 +34,7 @@ def _insert(path: Path, block: str, before: str | None = None) -> None:
 def code(tmp_path: Path) -> Path:
     """A copy of the code with the page's edits."""
     for folder in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)  # compiled modules, too
     config, spec, trainer, call, imports = _blocks()
     _insert(tmp_path / "models/config/data.py", config)
     _insert(tmp_path / "models/specs.py", spec, before="SPECS: Final")
