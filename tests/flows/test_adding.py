@@ -48,8 +48,7 @@ def with_stage(tmp_path: Path) -> Path:
 def _followed(copy: Path, num_edits: int) -> Path:
     """A copy of the code with the page's first edits."""
     for folder in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True)  # compiled modules, too
     sections = re.split(r"^```python\n", PAGE.read_text(), flags=re.MULTILINE)
     edits = list(zip(EDITS, sections[:-1], sections[1:], strict=True))
     for (name, above, indent), said, rest in edits[:num_edits]:

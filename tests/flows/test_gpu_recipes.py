@@ -93,7 +93,7 @@ def test_the_page_has_the_plan_s_memory_and_hours(recipe: str) -> None:
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[str]:
-    yield "tests.flows.preload_exhibits"
+    yield "tests.flows.preload_all"
     close_servers()
 
 

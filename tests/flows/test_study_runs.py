@@ -39,7 +39,7 @@ HOW = ("--scale", "smoke", "--seeds", "0")
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[str]:
     """One for all papers; gives what it loads."""
-    yield "tests.flows.preload_exhibits"
+    yield "tests.flows.preload_all"
     close_servers()
 
 

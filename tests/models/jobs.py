@@ -64,6 +64,17 @@ def job(
     return path
 
 
+def launch(job_path: Path, **keywords: Any) -> float:
+    """As the product's; a trainer under ZeRO is forked by a server that has DeepSpeed loaded.
+
+    tests/models/training/test_zero.py has such trainers of the product's own server.
+    """
+    config = json.loads(job_path.read_text())["config"]
+    if (config.get("train") or config).get("zero") is not None:
+        keywords["preload"] = "tests.models.preload_zero"
+    return launch_module.launch(job_path, **keywords)
+
+
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inside, a trainer has this process get a SIGTERM once it has done so many steps.

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import job
+from tests.models.jobs import job, launch
 from tests.models.live_bytes import TOLD_FILE
-from trimtab.infra.processes.launch import launch
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import LoraConfig, ModelConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts

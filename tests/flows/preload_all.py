@@ -1,5 +1,5 @@
-"""What a server loads that forks the trainers of many exhibits: beside its own, what few stages of
-a run need, so that it is loaded once."""
+"""What a server loads that forks the trainers of many runs: beside its own, what few stages of a
+run need, so that it is loaded once."""
 
 import matplotlib.figure  # noqa: F401
 import sentence_transformers  # noqa: F401
