@@ -23,7 +23,7 @@ from trimtab.models import chunk_sizes
 from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
 from trimtab.models.nets.free_memory import decoding_rows, pass_tokens
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
-from trimtab.models.nets.loading import load_base_policy, load_base_tokenizer
+from trimtab.models.nets.loading import load_base_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import likeliest_tokens, next_logprobs
 
@@ -56,7 +56,7 @@ class LocalModel:
         folder = Path(name).expanduser()
         identity = _digest(folder) if folder.is_dir() else name
         model = load_base_policy(name, is_frozen=True)
-        return cls(model, load_base_tokenizer(name), f"local {identity}")
+        return cls(model, load_tokenizer(name), f"local {identity}")
 
     def answers(
         self, requests: Iterable[tuple[str, ChatRequest]]

@@ -42,7 +42,7 @@ from trimtab.models.nets.small_llama import llama_fields
 from trimtab.models.packages import folder_of
 
 
-def gguf_of(base: str) -> Path | None:
+def gguf_of(base: str | Path) -> Path | None:
     """The GGUF file of a packaged model, `None` for any other name.
 
     Raises ValueError when the package is not installed.
@@ -51,12 +51,17 @@ def gguf_of(base: str) -> Path | None:
     return None if folder is None else next(folder.glob("*.gguf"))
 
 
-def load_base_policy(base: str, *, is_frozen: bool = False) -> PreTrainedModel:
+def load_base_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrainedModel:
     """A causal language model in float32 from a packaged model, a folder or a hub id.
 
     is_frozen: it is not trained, so that a GPU may store it narrow.
     """
     return _loaded(partial(_base_policy, base), is_frozen)
+
+
+def load_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrainedModel:
+    """As `load_base_policy`, with the fused layers of its device."""
+    return with_fused_layers(load_base_policy(base, is_frozen=is_frozen))
 
 
 def _loaded(load: Callable[[], PreTrainedModel], is_frozen: bool) -> PreTrainedModel:
@@ -75,7 +80,7 @@ def _move_to_device(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _base_policy(base: str) -> PreTrainedModel:
+def _base_policy(base: str | Path) -> PreTrainedModel:
     """A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved."""
     gguf = gguf_of(base)
     if gguf is None:
@@ -92,7 +97,7 @@ def _base_policy(base: str) -> PreTrainedModel:
     return model
 
 
-def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(base: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a packaged model, a folder or a hub id; pad falls back to the end token."""
     gguf = gguf_of(base)
     if gguf is None:
@@ -110,7 +115,7 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
     A fresh one's weights are drawn by torch's generator of the CPU, whatever the device.
     """
     if config.base is not None:
-        return with_fused_layers(load_base_policy(config.base))
+        return load_policy(config.base)
     with torch.device("cpu"):
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -121,20 +126,6 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
             )
         )
     return with_fused_layers(_move_to_device(model))
-
-
-def load_policy(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
-    """A causal language model in float32 from a `save_pretrained` folder.
-
-    is_frozen: as in `load_base_policy`.
-    """
-    load = partial(load_pretrained, AutoModelForCausalLM, folder, dtype=torch.float32)
-    return with_fused_layers(_loaded(load, is_frozen))
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer stored beside a model; its pad token falls back to its end token."""
-    return load_base_tokenizer(str(folder))
 
 
 def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTrainedModel:

@@ -41,11 +41,10 @@ from trimtab.models.data.words import (
 )
 from trimtab.models.functional.strength import calibrated_strength
 from trimtab.models.stages.reward_model import folds_of
-from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import SPLITS, score_row
+from trimtab.models.training.stage import Row, Stage
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Row = dict[str, Any]
 # Inverse weights of half the squared norm, weights being of features of unit spread, from which the
 # likeliest is taken.
 INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
@@ -78,7 +77,7 @@ class Answers:
         return Answers(rows, self.embedding[index], self.prompt[index], self.label[index])
 
 
-def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: EmbeddingModelConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `embeddings`. Output: scores.jsonl, as a reward model's.
 
     A training pair is scored by a model of other pairs, so that no row `was_trained_on`. With
@@ -86,7 +85,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     answer that stands as the better one in this copy. Raises ValueError for embeddings of other
     pairs, or fewer prompts than folds.
     """
-    answers = read_answers(inputs["preferences"], inputs["embeddings"])
+    answers = read_answers(stage)
     turned = planted(answers["train"].rows, config.planted_share)
     answers["train"] = with_flips(answers["train"], turned)
     num_trained = min(len(turned), counts.EMBEDDING_MODEL_PAIRS)
@@ -96,8 +95,8 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     is_planted = {
         row["id"] for row, is_own in zip(answers["train"].rows, turned, strict=True) if is_own
     }
-    write_rows(
-        workdir / "output" / "scores.jsonl",
+    stage.write_rows(
+        "scores.jsonl",
         (
             score_row(
                 row["id"],
@@ -114,15 +113,8 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
         for split, own in scores.items()
         if len(own)
     }
-    write_json(
-        workdir / "output" / "summary.json",
-        {
-            "num_trained_pairs": num_trained,
-            **accuracy,
-            **summary,
-            **_unknown_tokens(config, inputs["embeddings"] / "summary.json"),
-        },
-    )
+    unknown = _unknown_tokens(config, stage.inputs["embeddings"] / "summary.json")
+    stage.write_summary({"num_trained_pairs": num_trained, **accuracy, **summary, **unknown})
 
 
 def _unknown_tokens(config: EmbeddingModelConfig, path: Path) -> dict[str, float]:
@@ -143,13 +135,13 @@ def preference_scores(
     return by_kind(answers, config)
 
 
-def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
+def read_answers(stage: Stage) -> dict[str, Answers]:
     """The pairs of each split with their embeddings, float32."""
-    tensors = load_file(embeddings / "embeddings.safetensors")
+    tensors = load_file(stage.inputs["embeddings"] / "embeddings.safetensors")
     numbers: dict[str, int] = {}
     found = {}
     for split in SPLITS:
-        rows = read_rows(preferences / f"{split}.jsonl")
+        rows = stage.rows("preferences", f"{split}.jsonl")
         if tensors[split].shape[0] != len(rows):
             raise ValueError(
                 f"{split}: {tensors[split].shape[0]} embedded pairs, but {len(rows)} pairs; "
