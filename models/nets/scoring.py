@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
-from trimtab.models.nets.logits import logits_of
+from trimtab.models.nets.logits import logits_of, token_logprobs
 from trimtab.models.nets.packing import PackedBatch, ResponseTokens
-from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
 
 # In a model's config.json: (N - K) / N, by which an Advantage Model multiplies r - e.

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from scipy.special import expit, log_expit, logit
 from threadpoolctl import threadpool_limits
 
@@ -335,27 +336,14 @@ def rating_scores(
 
 
 def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float) -> Array:
-    """Ratings r (count,), logits, of the largest log-likelihood of labels (N,) under the model of
-    Bradley and Terry, less |r|^2 / (2 inverse_penalty). players: (N, 2), which answers the pairs
-    have. An answer of no pair has 0."""
-    better, worse = players.T
-    size = max(1, len(players))
+    """Ratings (count,), logits: `bradley_terry` of a feature for each answer.
 
-    def loss_and_gradient(rating: Array) -> tuple[float, Array]:
-        gap = rating[better] - rating[worse]
-        loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
-        loss += rating @ rating / (2 * inverse_penalty)
-        excess = expit(gap) - label
-        gradient = rating / inverse_penalty + np.bincount(better, excess, count)
-        gradient -= np.bincount(worse, excess, count)
-        return loss / size, gradient / size
-
-    options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
-    start = np.zeros(count)
-    found: Array = minimize(
-        loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options
-    ).x
-    return found
+    players: (N, 2), which answers the pairs have. An answer of no pair has 0.
+    """
+    pairs, signs = np.repeat(np.arange(len(players)), 2), np.tile([1.0, -1.0], len(players))
+    difference = csr_array((signs, (pairs, players.ravel())), (len(players), count))
+    start, place = np.zeros((1, count)), np.zeros(len(players), int)
+    return bradley_terry(difference, place, label, inverse_penalty, start)[0]
 
 
 def drawn(count: int, seed: int) -> Array:
@@ -427,7 +415,7 @@ def scores_of(features: Array, place: Array, weights: Array) -> Array:
 
 
 def bradley_terry(
-    difference: Array,
+    difference: Array | csr_array,
     place: Array,
     label: Array,
     inverse_penalty: float,

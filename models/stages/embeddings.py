@@ -8,7 +8,6 @@ reads the dialogue as its chat template writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,11 +22,11 @@ from trimtab.models.data.words import UNKNOWN_TOKENS
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode
-from trimtab.models.training.data import SPLITS, context_length, read_pairs, read_rows
+from trimtab.models.training.data import SPLITS, context_length
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import num_parts, part_states
-from trimtab.models.training.stage import Stage
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.trunk_cache import cached_trunk
 
 
@@ -83,11 +82,11 @@ def hidden_states(
     limit = context_length(model.config)
     rows = {}
     for split in SPLITS:
-        path = stage.inputs["preferences"] / f"{split}.jsonl"
         if is_policy:
-            rows[split] = read_pairs(path, tokenizer, limit, stored).rows
+            rows[split] = stage.pairs(split, model, tokenizer, stored).rows
         else:
-            rows[split] = encode(tokenizer, *_dialogues(path, tokenizer), limit)
+            pairs = stage.rows("preferences", f"{split}.jsonl")
+            rows[split] = encode(tokenizer, *_dialogues(pairs, tokenizer), limit)
     total, done = sum(map(num_parts, rows.values())), 0
     found = {}
     for split, own in rows.items():
@@ -102,9 +101,11 @@ def hidden_states(
     return found, {"layer": depth}
 
 
-def _dialogues(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[list[str]]]:
+def _dialogues(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], list[list[str]]]:
     """Prompts as the chat template writes them, and the answers to each."""
-    write, rows = chat_renderer(tokenizer), read_rows(path)
+    write = chat_renderer(tokenizer)
     asked: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
     if write is not None:
         asked = {prompt: write(_asking(prompt)) for prompt in asked}

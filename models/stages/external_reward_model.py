@@ -18,7 +18,7 @@ def run(config: ExternalRewardModelConfig, stage: Stage) -> None:
     pair's dialogues. Raises ValueError for a model of another kind, one that refuses all, and for a
     score that is not finite.
     """
-    pairs = list(stage.preferences())
+    pairs = list(stage.rows_by_split())
     scorer = ExternalScorer.load(config.model)
     asked = [(row["prompt"], row[name]) for _, row in pairs for name in ("chosen", "rejected")]
     scores = scorer.score(asked, Progress(stage.workdir))

@@ -21,7 +21,7 @@ def run(config: ExternalVotesConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `votes`. Output: scores.jsonl, as a reward model's; null where the
     file has no vote on a pair. Raises trimtab.models.data.external_votes.VotesError.
     """
-    pairs = [{**row, "split": split} for split, row in stage.preferences()]
+    pairs = [{**row, "split": split} for split, row in stage.rows_by_split()]
     name = last_part(config.source)
     votes = read_votes(
         Source(str(stage.inputs["votes"] / name), name=name),

@@ -25,7 +25,7 @@ from trimtab.models.nets.packing import pack
 from trimtab.models.nets.scoring import read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.batching import micro_batches
-from trimtab.models.training.data import Pairs, context_length, read_pairs
+from trimtab.models.training.data import Pairs
 from trimtab.models.training.stage import Stage
 
 
@@ -38,8 +38,7 @@ def run(config: FeaturesConfig, stage: Stage) -> None:
     """
     model = stage.scorer("scorer").eval()
     tokenizer = load_tokenizer(stage.inputs["scorer"] / "model")
-    test = stage.inputs["preferences"] / "test.jsonl"
-    pairs = read_pairs(test, tokenizer, context_length(model.config))
+    pairs = stage.pairs("test", model, tokenizer)
     features, scores = features_of(model, pairs)
     is_chosen = torch.arange(len(features), device="cpu") % 2 == 0
     mixed = mixing(features, is_chosen, config.num_neighbours)

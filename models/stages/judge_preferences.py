@@ -73,7 +73,7 @@ def _scores(stage: Stage, judged: list[Row]) -> Iterator[Row]:
         for row, vote in zip(judged, votes, strict=True)
         if not math.isnan(vote)
     }
-    for split, pair in stage.preferences():
+    for split, pair in stage.rows_by_split():
         vote = by_pair.get((split, pair["id"]))
         yield score_row(pair["id"], split, (vote, None if vote is None else 0.0))
 

@@ -33,7 +33,6 @@ from trimtab.models.nets.scoring import combined_heads, is_advantage_model, resp
 from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
-from trimtab.models.training.ascent import Ascent, WholeAscent
 from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.category_gate import fit_gate
 from trimtab.models.training.data import context_length, read_prompts
@@ -46,6 +45,7 @@ from trimtab.models.training.learner import (
     built_ahead,
 )
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.optimiser import Ascent, WholeAscent
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk

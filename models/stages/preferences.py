@@ -94,6 +94,11 @@ def _summary(
 ) -> dict[str, Any]:
     """The account's numbers, flat, and as sentences for a log."""
     rows = account.rows
+    names = {
+        "learned": "num_demonstrations",
+        "held_out": "num_demonstrations_held_out",
+        "quarantined": "num_demonstrations_quarantined",
+    }
     return {
         "num_rows": rows.read,
         "num_rows_used": rows.used,
@@ -109,21 +114,9 @@ def _summary(
         "num_against_scores": account.against_scores,
         **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
         "share_chosen_longer": report.share_chosen_longer,
-        **_demonstration_counts(account),
+        **{names[name]: count for name, count in account.demonstrations.items() if name in names},
         "account": "; ".join([account.sentence(), *account.details()]),
         "warnings": " ".join(account.warnings()) or None,
-    }
-
-
-def _demonstration_counts(account: RowAccount) -> dict[str, int]:
-    """Counts of the given demonstrations."""
-    found = account.demonstrations
-    if not found:
-        return {}
-    return {
-        "num_demonstrations": found["learned"],
-        "num_demonstrations_held_out": found["held_out"],
-        "num_demonstrations_quarantined": found["quarantined"],
     }
 
 

@@ -158,7 +158,7 @@ def _verdicts(config: RelabelConfig, stage: Stage) -> dict[str, str]:
     """The review by pair id; warns of verdicts on held-out pairs, which stay as annotated."""
     if config.review is None:
         return {}
-    split_of = {row["id"]: split for split, row in stage.preferences()}
+    split_of = {row["id"]: split for split, row in stage.rows_by_split()}
     name = last_part(config.review)
     verdicts = read_review(Source(str(stage.inputs["review"] / name), name=name), split_of.keys())
     held_out = sum(split_of[identifier] != "train" for identifier in verdicts)

@@ -22,8 +22,12 @@ from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
 from trimtab.models.functional.strength import fold_of
-from trimtab.models.nets.auxiliary_heads import auxiliary_heads
-from trimtab.models.nets.loading import add_category_heads, load_tokenizer, new_scorer
+from trimtab.models.nets.loading import (
+    add_category_heads,
+    auxiliary_heads,
+    load_tokenizer,
+    new_scorer,
+)
 from trimtab.models.nets.scoring import category_heads
 from trimtab.models.training import distributed
 from trimtab.models.training.category_gate import categories_of, fit_gate, gate_accuracy
@@ -31,8 +35,6 @@ from trimtab.models.training.data import (
     HELD_OUT,
     SPLITS,
     Pairs,
-    context_length,
-    read_pairs,
     score_row,
     splits_of,
 )
@@ -168,10 +170,9 @@ def score_splits(
     """
     rows: list[Row] = []
     accuracy = {}
-    limit, states = context_length(model.config), cached_trunk(stage.inputs, model)
-    preferences = stage.inputs["preferences"]
-    for split in [each for each in splits if each in splits_of(preferences)]:
-        pairs = read_pairs(preferences / f"{split}.jsonl", tokenizer, limit, states)
+    states = cached_trunk(stage.inputs, model)
+    for split in [each for each in splits if each in splits_of(stage.inputs["preferences"])]:
+        pairs = stage.pairs(split, model, tokenizer, states)
         is_turned = turned if turned is not None and split == "train" else [False] * len(pairs.rows)
         pairs = pairs.turned_round(is_turned)
         scores = score_rows(model, pairs.rows)
@@ -204,9 +205,8 @@ class ValidationCurve:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage: Stage, every: int
     ) -> None:
         self.model, self.every, self.path = model, every, stage.workdir / "validation.jsonl"
-        limit, states = context_length(model.config), cached_trunk(stage.inputs, model)
-        path = stage.inputs["preferences"] / self.path.name
-        self.pairs = read_pairs(path, tokenizer, limit, states)
+        states = cached_trunk(stage.inputs, model)
+        self.pairs = stage.pairs("validation", model, tokenizer, states)
 
     def __call__(self, step: int) -> None:
         """Score if the step is due; all ranks call it after every step."""

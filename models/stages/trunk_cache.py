@@ -10,7 +10,7 @@ from __future__ import annotations
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.trunk import trunk_digest
-from trimtab.models.training.data import context_length, read_pairs, splits_of
+from trimtab.models.training.data import splits_of
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import num_parts, part_states
 from trimtab.models.training.stage import Stage
@@ -27,10 +27,9 @@ def run(config: TrunkCacheConfig, stage: Stage) -> None:
             f"trainable_layers is {config.trainable_layers}, as many as the model has: no frozen "
             "layer is left whose output could be cached; leave trainable_layers out to train all"
         )
-    limit, preferences = context_length(model.config), stage.inputs["preferences"]
     pairs = {
-        split: read_pairs(preferences / f"{split}.jsonl", tokenizer, limit).rows
-        for split in splits_of(preferences)
+        split: stage.pairs(split, model, tokenizer).rows
+        for split in splits_of(stage.inputs["preferences"])
     }
     metadata = {"depth": str(depth), "digest": trunk_digest(model, depth)}
     total, done = sum(map(num_parts, pairs.values())), 0

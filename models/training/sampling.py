@@ -43,7 +43,6 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int | None = None,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 
@@ -68,7 +67,7 @@ def sample(
     tokens, logprobs, entropies = (torch.zeros(shape, device=device) for _ in range(3))
     done = 0
     with narrow_copies(*(find_layers(model) or ())):
-        for batch in distributed.shard(_batches(model, prompts, length, cache_tokens)):
+        for batch in distributed.shard(_batches(model, prompts, length)):
             texts = [prompts[row] for row in batch]
             found = decode(model, tokenizer, texts, sampling, draws[batch])
             logprobs[batch], entropies[batch] = found.logprobs, found.entropies
@@ -83,21 +82,18 @@ def sample(
     return Samples(responses, logprobs, entropies)
 
 
-def _batches(
-    model: PreTrainedModel, prompts: Sequence[list[int]], length: int, cache_tokens: int | None
-) -> list[list[int]]:
+def _batches(model: PreTrainedModel, prompts: Sequence[list[int]], length: int) -> list[list[int]]:
     """Indices of the prompts in each decoding batch, the same on all ranks.
 
-    cache_tokens: None: on a GPU as much as memory allows, so that the fewest batches are as many on
-    each rank, and what the rank with the least free memory allows.
+    On a GPU the fewest that are as many on each rank, and that the rank with the least free memory
+    has room for.
     """
     num_ranks = distributed.world_size()
     longest = max(map(len, prompts), default=0) + length
-    rows = None if cache_tokens is not None else decoding_rows(model, longest)
+    rows = decoding_rows(model, longest)
     if rows is None:
-        limit = chunk_sizes.CACHE_TOKENS if cache_tokens is None else cache_tokens
         at_least = counts.least_sampling_batches(num_ranks)
-        return decoding_batches(prompts, length, limit, at_least)
+        return decoding_batches(prompts, length, chunk_sizes.CACHE_TOKENS, at_least)
     of_ranks = torch.zeros(num_ranks, device=model.device)
     of_ranks[distributed.rank()] = rows
     distributed.all_reduce_sum([of_ranks])

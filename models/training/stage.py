@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +16,11 @@ from trimtab.models.training.data import (
     SPLITS,
     Pairs,
     context_length,
-    one_or_several,
     read_pairs,
     read_rows,
     write_rows,
 )
-from trimtab.models.training.progress import write_json
-from trimtab.models.training.trunk_cache import cached_trunk
+from trimtab.models.training.trunk_cache import CachedTrunk, cached_trunk
 
 Row = dict[str, Any]
 
@@ -42,7 +42,11 @@ class Stage:
 
     def several(self, name: str) -> list[Path]:
         """The input `name`, or those numbered `name_0`, `name_1` and so on; none where none is."""
-        return one_or_several(self.inputs, name)
+        if name in self.inputs:
+            return [self.inputs[name]]
+        numbered = (f"{name}_{number}" for number in itertools.count())
+        present = itertools.takewhile(self.inputs.__contains__, numbered)
+        return [self.inputs[each] for each in present]
 
     def by_seed(self) -> dict[int, dict[str, Path]]:
         """The inputs named `<seed>.<role>`: by seed, in order, and role."""
@@ -57,7 +61,7 @@ class Stage:
         """The rows of an input's file of JSON lines."""
         return read_rows(self.inputs[name] / file)
 
-    def preferences(self) -> Iterator[tuple[str, Row]]:
+    def rows_by_split(self) -> Iterator[tuple[str, Row]]:
         """Split and row of every pair of the input `preferences`."""
         for split in SPLITS:
             for row in self.rows("preferences", f"{split}.jsonl"):
@@ -80,13 +84,26 @@ class Stage:
         states = cached_trunk(self.inputs, model)
         return read_pairs(path, tokenizer, context_length(model.config), states)
 
+    def pairs(
+        self,
+        split: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        states: CachedTrunk | None = None,
+    ) -> Pairs:
+        """Those of a split of `preferences`, as long as the model takes them."""
+        path = self.inputs["preferences"] / f"{split}.jsonl"
+        return read_pairs(path, tokenizer, context_length(model.config), states)
+
     def write_rows(self, file: str, rows: Iterable[Row]) -> None:
         """Write rows to a file of the output, as JSON lines."""
         write_rows(self.output / file, rows)
 
     def write_json(self, file: str, value: object) -> None:
-        """Write a file of the output."""
-        write_json(self.output / file, value)
+        """Write a file of the output, refusing NaN and infinities."""
+        path = self.output / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
     def write_text(self, file: str, text: str) -> None:
         """Write a file of the output."""

@@ -46,9 +46,8 @@ from trimtab.models.nets.logits import Head
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.training import distributed
-from trimtab.models.training.ascent import Ascent, LossFunction, Metrics, WholeAscent
 from trimtab.models.training.checkpoint import Part, PartedTensor
-from trimtab.models.training.optimiser import adamw
+from trimtab.models.training.optimiser import Ascent, LossFunction, Metrics, WholeAscent, adamw
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
