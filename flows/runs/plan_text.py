@@ -8,7 +8,6 @@ from typing import Any
 from trimtab.flows.pipeline.run import PlannedStage
 from trimtab.flows.runs.plan import Plan, PlanRow
 from trimtab.flows.runs.plan_layout import bullets, count, names, size, table, tokens
-from trimtab.models import chunk_sizes
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.estimates.hours import (
@@ -19,6 +18,7 @@ from trimtab.models.estimates.hours import (
 )
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.work import Work
+from trimtab.models.nets import counts
 
 # Columns of the tables: the heading, what of a stage's work or memory it shows, and how.
 WORK_COLUMNS = (
@@ -309,11 +309,11 @@ def _assumptions(plan: Plan) -> list[str]:
         "models that only run. Weights under MetaRM hold a saved copy where each rank has them "
         "whole; gradients under ZeRO hold its buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
-        f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
-        f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
-        f"changes; on a GPU up to {chunk_sizes.GPU_PASS_TOKENS:,} pass and "
-        f"{chunk_sizes.GPU_DECODING_ROWS} answers are generated at once where "
-        f"{chunk_sizes.FREE_SHARE:.0%} of the memory that is then free holds them",
+        f"scores are not kept); without gradient up to {counts.PASS_TOKENS:,} tokens "
+        f"pass at once and generation caches up to {counts.CACHE_TOKENS:,}, which no setting "
+        f"changes; on a GPU up to {counts.GPU_PASS_TOKENS:,} pass and "
+        f"{counts.GPU_DECODING_ROWS} answers are generated at once where "
+        f"{counts.FREE_SHARE:.0%} of the memory that is then free holds them",
         "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",

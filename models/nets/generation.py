@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import counts
+from trimtab.models.nets import counts
 from trimtab.models.nets.decoding_steps import begin_decoding, padded
 from trimtab.models.nets.free_memory import is_strict
 from trimtab.models.nets.static_steps import Graphs, StaticSteps, few_launches, has_static_steps

@@ -26,8 +26,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from trimtab.models.config.packages import folder_of
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.functional.contrastive import prototype_scores
+from trimtab.models.nets.counts import llama_fields
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
@@ -39,8 +41,6 @@ from trimtab.models.nets.scoring import (
     is_advantage_model,
     scorer_labels,
 )
-from trimtab.models.nets.small_llama import llama_fields
-from trimtab.models.packages import folder_of
 
 
 def gguf_of(base: str | Path) -> Path | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.synthetic.annotators import (

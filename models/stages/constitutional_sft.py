@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 
-from trimtab.models import counts
 from trimtab.models.config.policy import ConstitutionalSFTConfig
+from trimtab.models.nets import counts
 from trimtab.models.training.data import context_length, encode_demonstrations
 from trimtab.models.training.imitation import imitate
 from trimtab.models.training.stage import Row, Stage

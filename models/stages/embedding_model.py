@@ -30,7 +30,6 @@ from scipy.sparse import csr_array
 from scipy.special import expit, log_expit, logit
 from threadpoolctl import threadpool_limits
 
-from trimtab.models import counts
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
@@ -41,6 +40,7 @@ from trimtab.models.data.words import (
     words_of,
 )
 from trimtab.models.functional.strength import calibrated_strength
+from trimtab.models.nets import counts
 from trimtab.models.stages.reward_model import folds_of
 from trimtab.models.training.data import SPLITS, score_row
 from trimtab.models.training.stage import Row, Stage
@@ -432,7 +432,7 @@ def bradley_terry(
     difference, label, place = difference[order].astype(float), label[order], place[order]
     ends = np.searchsorted(place, np.arange(shape[0]), side="right")
     own = [slice(low, high) for low, high in itertools.pairwise(ends.tolist())]
-    count = max(1, len(difference))
+    count = max(1, len(label))
 
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:
         """Means over the pairs, so that one tolerance serves all sizes."""

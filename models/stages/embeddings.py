@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.data.messages import Message, chat_renderer, dialogue_of
 from trimtab.models.data.words import UNKNOWN_TOKENS
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode

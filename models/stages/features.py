@@ -18,8 +18,8 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import FeaturesConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.scoring import read_rewards
@@ -120,7 +120,7 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     Both on the CPU, for scikit-learn.
     """
     features, scores = [], []
-    for part in micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
+    for part in micro_batches(pairs.rows, counts.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         hidden = hidden_states(model, batch)
         features.append(hidden[batch.response_end].float())

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 
-from trimtab.models import counts
 from trimtab.models.config.judge import JudgeAnswersConfig
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import judge_pairs, pair_measures, usage_totals
+from trimtab.models.nets import counts
 from trimtab.models.reporting.compare.answers import LEFT_OUT, START
 from trimtab.models.training.data import read_rows
 from trimtab.models.training.stage import Row, Stage

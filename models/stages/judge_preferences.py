@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.data.prompts import cluster_ids
 from trimtab.models.functional.verdicts import alignment, is_understood, log_odds_votes
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
+from trimtab.models.nets import counts
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
 from trimtab.models.training.data import rows_of, score_row
 from trimtab.models.training.stage import Row, Stage

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import Candidates, PackedBatch

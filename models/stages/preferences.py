@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models import counts
 from trimtab.models.config.base import last_part
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data import (
@@ -34,6 +33,7 @@ from trimtab.models.data.row_account import RowAccount
 from trimtab.models.data.row_fields import RowFields
 from trimtab.models.data.splits import plant_flips, truth_of
 from trimtab.models.data.written_prompts import SETS, load_written, written_like
+from trimtab.models.nets import counts
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.statistics.annotators import consensus, label_probabilities, opinions_of
 from trimtab.models.training.data import HELD_OUT

@@ -10,9 +10,9 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
-from trimtab.models import counts
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.training import distributed
 from trimtab.models.training.embedding import embed

@@ -17,7 +17,6 @@ from functools import partial
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.policy import ReviseConfig
 from trimtab.models.judge.batch import OnAnswer
 from trimtab.models.judge.build import build_chat_model
@@ -25,6 +24,7 @@ from trimtab.models.judge.chat import Usage
 from trimtab.models.judge.constitutions import load_constitution
 from trimtab.models.judge.resumable import ResumableBatch, usage_columns, usage_totals
 from trimtab.models.judge.revise import Reviser
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import signals
 from trimtab.models.training.data import read_rows, rows_of, write_rows

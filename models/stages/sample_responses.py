@@ -10,8 +10,8 @@ import random
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.policy import SampleResponsesConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows

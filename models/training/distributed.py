@@ -28,7 +28,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trimtab.models import chunk_sizes, counts
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device, set_device
 from trimtab.models.training import signals
 
@@ -183,7 +183,7 @@ def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
         for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
-    for pieces in _bundles(tensors, chunk_sizes.BUCKET):
+    for pieces in _bundles(tensors, counts.BUCKET):
         flat = torch.cat(pieces)
         torch.distributed.all_reduce(flat)
         for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.lora import merge_adapters
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.training import prepare_training, seed_dropout

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.free_memory import decoding_rows
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
@@ -93,7 +93,7 @@ def _batches(model: PreTrainedModel, prompts: Sequence[list[int]], length: int) 
     rows = decoding_rows(model, longest)
     if rows is None:
         at_least = counts.least_sampling_batches(num_ranks)
-        return decoding_batches(prompts, length, chunk_sizes.CACHE_TOKENS, at_least)
+        return decoding_batches(prompts, length, counts.CACHE_TOKENS, at_least)
     of_ranks = torch.zeros(num_ranks, device=model.device)
     of_ranks[distributed.rank()] = rows
     distributed.all_reduce_sum([of_ranks])

@@ -37,8 +37,8 @@ from deepspeed.utils import safe_get_full_fp32_param, set_log_level_from_string
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import check_trained_names
 from trimtab.models.nets.fused import passing_by
@@ -405,11 +405,11 @@ def deepspeed_config(
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
     stage: dict[str, Any] = {
         "stage": zero.stage,
-        "reduce_bucket_size": chunk_sizes.ZERO_BUCKET,
-        "stage3_max_live_parameters": chunk_sizes.ZERO_LIVE,
-        "stage3_max_reuse_distance": chunk_sizes.ZERO_LIVE,
-        "stage3_prefetch_bucket_size": chunk_sizes.ZERO_PREFETCH,
-        "stage3_param_persistence_threshold": chunk_sizes.ZERO_WHOLE,
+        "reduce_bucket_size": counts.ZERO_BUCKET,
+        "stage3_max_live_parameters": counts.ZERO_LIVE,
+        "stage3_max_reuse_distance": counts.ZERO_LIVE,
+        "stage3_prefetch_bucket_size": counts.ZERO_PREFETCH,
+        "stage3_param_persistence_threshold": counts.ZERO_WHOLE,
     }
     if zero.offload:
         stage["offload_optimizer"] = {"device": "cpu"}

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import RunningMoments, steered_kl_coef
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_critic, load_policy, load_tokenizer, new_scorer
 from trimtab.models.nets.lora import merge_adapters, share_frozen

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trimtab.models import chunk_sizes
-from trimtab.models.nets import generation
+from trimtab.models.nets import counts, generation
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
@@ -58,7 +57,7 @@ def _greedy_slowly(model: LlamaForCausalLM, prompt: list[int], limit: int) -> li
 def test_near_zero_temperature_equals_the_greedy_loop(
     model: LlamaForCausalLM, cache_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_sizes, "CACHE_TOKENS", cache_tokens)
+    monkeypatch.setattr(counts, "CACHE_TOKENS", cache_tokens)
     sampling = Sampling(temperature=1e-4, max_new_tokens=10)
     generator = torch.Generator().manual_seed(0)
     responses = sample(model, Tokenizer(), PROMPTS, sampling, generator).responses
@@ -110,7 +109,7 @@ def test_a_response_does_not_depend_on_those_it_shares_a_batch_with(
     sampling = Sampling(temperature=1.0, max_new_tokens=10, top_p=0.9)
 
     def responses(cache_tokens: int) -> list[list[int]]:
-        monkeypatch.setattr(chunk_sizes, "CACHE_TOKENS", cache_tokens)
+        monkeypatch.setattr(counts, "CACHE_TOKENS", cache_tokens)
         generator = torch.Generator().manual_seed(0)
         return sample(model, Tokenizer(), PROMPTS * 9, sampling, generator).responses
 
@@ -165,7 +164,7 @@ def test_what_is_noted_of_tokens_is_what_a_pass_over_them_finds(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before penalty and nucleus; and nothing behind a response's end."""
-    monkeypatch.setattr(chunk_sizes, "CACHE_TOKENS", 60)
+    monkeypatch.setattr(counts, "CACHE_TOKENS", 60)
     sampling = Sampling(0.7, max_new_tokens=10, top_p=0.9, repetition_penalty=1.2)
     prompts = PROMPTS * 3
     samples = sample(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))

@@ -172,7 +172,7 @@ def sorted_states(model: Any, rows: Any) -> list[Any]:
 
 
 def test_responses_beyond_one_pass_are_in_further_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.models.chunk_sizes.PASS_TOKENS", 8)
+    monkeypatch.setattr("trimtab.models.nets.counts.PASS_TOKENS", 8)
     prompt = [1, 2, 3]
     rows = [Candidates(prompt, ([4] * n, [5] * n)) for n in (1, 2, 9)]
     assert distinct_rows(rows) == [
