@@ -64,7 +64,7 @@ def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Ques
     Raises ValueError where policies of a seed answered different prompts, or nothing is left.
     """
     known: set[Question] = set()
-    for seed, policies in stage.by_seed().items():
+    for seed, policies in stage.roles_by_seed().items():
         names = sorted(policies, key=lambda name: (name != START, name))
         answered = {name: _wanted(config, policies[name]) for name in names}
         _check(config, seed, answered)

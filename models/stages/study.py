@@ -43,7 +43,7 @@ def run(config: StudyConfig, stage: Stage) -> None:
     """
     (exhibit,) = exhibits_of(config.paper, config.exhibit)
     reader = READERS[exhibit.slug]
-    roles = stage.by_seed()
+    roles = stage.roles_by_seed()
     results = {seed: reader.read(Artifacts(roles[seed])) for seed in config.seeds}
     combined = combine_seeds(results, reader.remark)
     charts = charts_of(list(results.values()))

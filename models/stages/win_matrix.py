@@ -23,7 +23,7 @@ def run(config: WinMatrixConfig, stage: Stage) -> None:
 
     Output: win_matrix.json (see `trimtab.models.reporting.compare.win_matrix`).
     """
-    seeds = stage.by_seed()
+    seeds = stage.roles_by_seed()
     answers = read_answers(seeds)
     models: dict[str, dict[str, Any]] = {}
     verdicts: dict[str, list[Outcomes]] = defaultdict(list)

@@ -48,7 +48,7 @@ class Stage:
         present = itertools.takewhile(self.inputs.__contains__, numbered)
         return [self.inputs[each] for each in present]
 
-    def by_seed(self) -> dict[int, dict[str, Path]]:
+    def roles_by_seed(self) -> dict[int, dict[str, Path]]:
         """The inputs named `<seed>.<role>`: by seed, in order, and role."""
         found: dict[int, dict[str, Path]] = {}
         for name, path in self.inputs.items():

@@ -315,7 +315,6 @@ class PartedAscent:
         self.values: list[Tensor] = []  # gradients, then what the parameters go back to
 
     def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
-        """As a learner's."""
         module = self.learner.engine.module
         descent, module.loss_function = module.loss_function, self.objective
         try:
@@ -324,11 +323,9 @@ class PartedAscent:
             module.loss_function = descent
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """As a learner's."""
         self.learner.backward(loss, is_last)
 
     def direction(self) -> tuple[Tensor, int]:
-        """As in `Ascent`."""
         self.values = self.learner.take_gradients()
         norms = torch.stack([torch.linalg.vector_norm(value) for value in self.values])
         squares = norms.square().sum().to(current_device())
@@ -337,7 +334,6 @@ class PartedAscent:
 
     @torch.no_grad()
     def move(self, rate: float) -> None:
-        """As in `Ascent`."""
         masters = self.learner.masters()
         for value, master in zip(self.values, masters, strict=True):
             torch.add(master, value, alpha=rate, out=value)
@@ -346,7 +342,6 @@ class PartedAscent:
         self.learner.refresh(moved)
 
     def undo(self) -> None:
-        """As in `Ascent`."""
         self.learner.refresh(self.values or self.learner.masters())
 
 
