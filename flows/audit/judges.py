@@ -19,10 +19,10 @@ from trimtab.flows.runs.checks import first_pairs
 from trimtab.flows.runs.plan_text import tokens
 from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
-from trimtab.models import counts
 from trimtab.models.config.judge import MAX_NAME, EndpointConfig
+from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.estimates.stages.sampling import asked_tokens
-from trimtab.models.packages import PACKAGED_MODELS
+from trimtab.models.nets import counts
 
 # MODEL@URL; a model's name may hold an @, too.
 _AT_ADDRESS = re.compile(r"(?P<model>.+?)@(?P<url>[A-Za-z][A-Za-z0-9+.-]*://.*)")

@@ -28,8 +28,8 @@ from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.store.s3 import S3Objects
 from trimtab.infra.store.store import open_store
+from trimtab.models.config.packages import installation_of
 from trimtab.models.estimates.machine import GIB, Machine
-from trimtab.models.packages import installation_of
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan

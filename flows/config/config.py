@@ -52,7 +52,7 @@ from trimtab.models.config.reward import (
 )
 from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import SFTConfig, TrainerConfig
-from trimtab.models.counts import layer_of_vectors
+from trimtab.models.nets.counts import layer_of_vectors
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 Vote = Literal["in_sample", "cross_fitted", "embedding_models"]

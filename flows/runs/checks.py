@@ -26,6 +26,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
 from trimtab.models.config.training import ModelConfig, TrainerConfig
 from trimtab.models.data import (
     BadRow,
@@ -54,7 +55,6 @@ from trimtab.models.judge.constitutions import (
     load_constitution,
     parse_constitution,
 )
-from trimtab.models.packages import PACKAGED_MODELS, folder_of, installation_of
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan

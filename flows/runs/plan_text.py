@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.estimates.hours import (
@@ -18,6 +17,7 @@ from trimtab.models.estimates.hours import (
 from trimtab.models.estimates.machine import GIB
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.work import Work
+from trimtab.models.nets import counts
 
 if TYPE_CHECKING:
     from trimtab.flows.pipeline.run import PlannedStage
@@ -345,11 +345,11 @@ def _assumptions(plan: Plan) -> list[str]:
         "models that only run. Weights under MetaRM hold a saved copy where each rank has them "
         "whole; gradients under ZeRO hold its buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
-        f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
-        f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
-        f"changes; on a GPU up to {chunk_sizes.GPU_PASS_TOKENS:,} pass and "
-        f"{chunk_sizes.GPU_DECODING_ROWS} answers are generated at once where "
-        f"{chunk_sizes.FREE_SHARE:.0%} of the memory that is then free holds them",
+        f"scores are not kept); without gradient up to {counts.PASS_TOKENS:,} tokens "
+        f"pass at once and generation caches up to {counts.CACHE_TOKENS:,}, which no setting "
+        f"changes; on a GPU up to {counts.GPU_PASS_TOKENS:,} pass and "
+        f"{counts.GPU_DECODING_ROWS} answers are generated at once where "
+        f"{counts.FREE_SHARE:.0%} of the memory that is then free holds them",
         "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",

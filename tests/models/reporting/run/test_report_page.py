@@ -19,6 +19,7 @@ from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
 from trimtab.models.reporting.run.scorecard import stage_costs
 from trimtab.models.stages import report
 from trimtab.models.statistics.measured import Estimate
+from trimtab.models.training.stage import Stage
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -63,7 +64,7 @@ class _Tags(HTMLParser):
 
 
 def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dict[str, object]]:
-    report.run(config, inputs, workdir)
+    report.run(config, Stage(inputs, workdir))
     output = workdir / "output"
     json.loads((output / "summary.json").read_text())
     html = (output / "report.html").read_text(encoding="utf-8")

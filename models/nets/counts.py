@@ -1,19 +1,19 @@
-"""How many steps, rows and tokens a stage takes.
+"""How many steps, rows and tokens a stage takes, and how much is computed or sent at a time.
 
-Trainers run by these functions and plans (`trimtab.models.estimates`) count by them, so that
-neither can change alone. Imports no torch, as plans do not.
+Trainers run by these functions and numbers and plans (`trimtab.models.estimates`) count by them, so
+that neither can change alone. Imports no torch, as plans do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import ConstitutionalSFTConfig, PolicyConfig, PPOConfig
-from trimtab.models.config.training import TrainConfig
+from trimtab.models.config.training import ModelConfig, TrainConfig
 
 T = TypeVar("T")
 
@@ -21,6 +21,35 @@ T = TypeVar("T")
 EMBEDDING_MODEL_PAIRS = 10_000
 # A judge is shown the two responses of a pair in both orders.
 NUM_ORDERS = 2
+
+# How much is computed or sent at a time, where no setting decides it. Most tokens in one pass
+# without gradient.
+PASS_TOKENS = 8192
+# Most tokens of key-value cache in generation.
+CACHE_TOKENS = 32_768
+# On a GPU as many as so large a share of the memory holds that is free at the time, but at most:
+# tokens in one pass, each of which takes what a layer of 13 billion parameters has of it (float32,
+# in bytes, rounded up); rows in generation.
+GPU_PASS_TOKENS = 32_768
+TOKEN_BYTES = 2**18
+GPU_DECODING_ROWS = 512
+FREE_SHARE = 0.5
+# Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
+# probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
+SAMPLING_ROWS = 8
+# Most requests that a local judge answers in one batch.
+REQUESTS_AT_ONCE = 64
+# Most logits where log-probabilities are taken (a GiB): more are computed in turns, and again for
+# the gradient. Probabilities and then the gradient take their place.
+LOGITS_AT_ONCE = 2**28
+# Numbers that ranks with torch.distributed add up in one message (64 MiB).
+BUCKET = 2**24
+# ZeRO's own: numbers of gradients in one message; under stage 3 of parameters that are whole at a
+# time, kept for the next pass or fetched before they are needed. Smaller ones, norms, always are.
+ZERO_BUCKET = 2**27
+ZERO_LIVE = 2**28
+ZERO_PREFETCH = 2**25
+ZERO_WHOLE = 10**5
 
 
 def spans(count: int, size: int) -> list[range]:
@@ -175,3 +204,20 @@ def answers_per_question(judge: JudgeConfig) -> int:
 def verdict_tokens(judge: JudgeConfig, longest_option: int) -> int:
     """Most tokens of a verdict: of an option if its probabilities are read, else of an answer."""
     return longest_option if judge.top_logprobs else judge.max_answer_tokens
+
+
+def llama_fields(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Dimensions of the small Llama that is trained from scratch where no base model is named.
+
+    By the names of transformers' LlamaConfig and so of a `config.json`.
+    """
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.hidden_size * 3,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_heads,
+        "max_position_embeddings": config.max_length,
+        "tie_word_embeddings": True,
+    }

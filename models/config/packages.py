@@ -24,14 +24,14 @@ def installation_of(extra: str) -> str:
     return f"pip install 'trimtab[{extra}]{place}'"
 
 
-def folder_of(base: str) -> Path | None:
+def folder_of(base: str | Path) -> Path | None:
     """The folder of a packaged model, `None` for any other name.
 
     Raises ValueError where the package is not installed.
     """
-    if base not in PACKAGED_MODELS:
+    if str(base) not in PACKAGED_MODELS:
         return None
-    _, module, extra = PACKAGED_MODELS[base]
+    _, module, extra = PACKAGED_MODELS[str(base)]
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"base model {base!r} is not installed: {installation_of(extra)}")
