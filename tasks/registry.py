@@ -35,7 +35,7 @@ from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
 from trimtab.tasks.report_export import grouped
-from trimtab.tasks.stage_task import is_transient
+from trimtab.tasks.stages import is_transient
 
 PREFIX = "trimtab-policy-"
 POLICY_ROLE = "policy_"  # what a policy's role begins with

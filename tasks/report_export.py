@@ -14,9 +14,8 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, write_run
+from trimtab.infra.reports import AUDIT_FILES, PLOTS, REPORT_FILES, REPORT_TAG, write_run
 from trimtab.infra.store.store import Store
-from trimtab.infra.tracking.reports import REPORT_TAG
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
@@ -61,7 +60,7 @@ def export_report(
 ) -> dict[str, Any]:
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
-    `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
+    `run` says whose report it is (`trimtab.infra.reports.write_run`, and what that raises),
     and under `made` how it was made (`trimtab.models.reporting.kit.html.stamp`).
     """
     context = base_context()

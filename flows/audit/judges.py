@@ -17,7 +17,7 @@ from trimtab.flows.config.explain import short
 from trimtab.flows.config.names import settings_of
 from trimtab.flows.runs.checks import first_pairs
 from trimtab.flows.runs.plan_layout import tokens
-from trimtab.infra.report_folders import read_run
+from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.models import counts
 from trimtab.models.config.judge import MAX_NAME, EndpointConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import close_servers
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
 from trimtab.infra.stack.supervisor import Supervisor

@@ -11,9 +11,15 @@ import pytest
 
 import trimtab
 from tests.infra.toy_launch import launch_toy, write_job
-from trimtab.infra.processes import fork_client
-from trimtab.infra.processes.fork_client import close_servers, running_fork_server
-from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.infra.processes import environment
+from trimtab.infra.processes import launch as launching
+from trimtab.infra.processes.launch import (
+    TrainerError,
+    TrainerKilledError,
+    close_servers,
+    launch,
+    running_fork_server,
+)
 from trimtab.infra.processes.tail import LineTail
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -124,7 +130,7 @@ def _package(root: Path) -> Path:
     for name, text in PACKAGE.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
-    for name in ("imports.py", "processes/fork_server.py", "processes/file_states.py"):
+    for name in ("imports.py", "processes/fork_server.py"):
         shutil.copy(Path(trimtab.__file__).parent / "infra" / name, package / "infra" / name)
     return package
 
@@ -134,8 +140,8 @@ def test_modules_are_those_of_the_server_until_the_package_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
 ) -> None:
     package = _package(tmp_path)
-    monkeypatch.setattr(fork_client, "ROOT", tmp_path)
-    monkeypatch.setattr(fork_client, "_servers", {})
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(launching, "_servers", {})
     preload = "trimtab.models.preload"
 
     def seen(job: str) -> tuple[bool, int]:
