@@ -3,7 +3,7 @@
 The fork server (trimtab.infra.processes.fork_server), one for this process, has torch loaded and
 forks it. The trainer leads its own process group, in which
 it may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports its
-progress through `<workdir>/metrics.jsonl`, which the caller reads.
+progress through `<workdir>/metrics.jsonl`, which the caller reads (`LineTail`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 
 from trimtab.infra.processes import locks
 from trimtab.infra.processes.environment import child_env, trainer_env
-from trimtab.infra.processes.tail import final_exception, last_lines
 
 ENTRY = "trimtab.models.training.entry"
 PRELOAD = "trimtab.models.training.preload"
@@ -39,6 +38,8 @@ DRAIN_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_REPORTS = 1.0
 _LOG_LINES = 60
+_TRACEBACK = "Traceback (most recent call last):"
+_MAX_BYTES = 1 << 18  # of one reading
 
 
 class TrainerError(Exception):
@@ -94,9 +95,9 @@ def launch(
     return time.monotonic() - started
 
 
-def warm_up(preload: str | None = PRELOAD) -> None:
+def warm_up() -> None:
     """Start the fork server now, so that its imports run while the caller does other things."""
-    running_fork_server(preload)
+    running_fork_server(PRELOAD)
 
 
 class _Drain:
@@ -179,7 +180,7 @@ def _kill(job: Job) -> None:
 def _check(job: Job, log: Path, log_start: int) -> None:
     if job.code == 0:
         return
-    tail = last_lines(log, _LOG_LINES, log_start)
+    tail = _last_lines(log, _LOG_LINES, log_start)
     if job.code == 1 and not _drain.requested and (error := final_exception(tail)):
         raise TrainerError(f"{error}\ntraceback: {log}")
     report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
@@ -206,6 +207,63 @@ def _outcome(job: Job) -> str:
 def _thread_env(num_threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}
+
+
+class LineTail:
+    """Hands out the whole lines that were added since the last call.
+
+    A last line without its newline is still being written and is left for later. A file that got
+    shorter, or that another took the place of, is read from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._inode = 0
+
+    def read(self) -> list[str]:
+        """New whole lines, at most 256 KiB of them; [] if there is nothing new."""
+        try:
+            with self.path.open("rb") as stream:
+                inode = os.fstat(stream.fileno()).st_ino
+                if inode != self._inode or stream.seek(0, 2) < self._offset:
+                    self._inode, self._offset = inode, 0
+                stream.seek(self._offset)
+                data = stream.read(_MAX_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
+def _last_lines(path: Path, count: int, start: int = 0) -> str:
+    """The last `count` lines written after byte `start`; "" if there are none."""
+    try:
+        with path.open("rb") as stream:
+            end = stream.seek(0, 2)
+            stream.seek(max(start, end - (1 << 16)))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines[-count:])
+
+
+def final_exception(log: str) -> str | None:
+    """What a Python process that wrote this log died of: `Error: message`, all its lines.
+
+    None where the log does not end in a traceback. The class comes without its module.
+    """
+    lines = log.splitlines()
+    starts = [place for place, line in enumerate(lines) if line == _TRACEBACK]
+    if not starts:
+        return None
+    after = lines[starts[-1] + 1 :]
+    message = next((p for p, line in enumerate(after) if line and not line[0].isspace()), None)
+    if message is None:
+        return None
+    kind, colon, rest = after[message].partition(":")
+    return "\n".join([kind.rpartition(".")[2] + colon + rest, *after[message + 1 :]])
 
 
 class ServerGoneError(Exception):

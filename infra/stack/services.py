@@ -19,10 +19,9 @@ from trimtab.infra.access import Access
 from trimtab.infra.processes.environment import HUB_TOKENS
 from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import StackError, output_of, program, require_secrets
-from trimtab.infra.stack.seaweedfs import seaweedfs
+from trimtab.infra.stack.seaweedfs import BUCKET, seaweedfs
 from trimtab.infra.stack.supervisor import (
     LOOPBACK,
     POLL_SECONDS,
@@ -97,7 +96,7 @@ class Stack:
         require_secrets()
         return [
             postgres(self.databases),
-            seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
+            seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed),
             self._mlflow(),
             self._prefect(),
             self._reconciler(),

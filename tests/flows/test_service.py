@@ -26,10 +26,9 @@ from tests.flows.running_stack import Running, processes_of
 from tests.thief import thief
 from trimtab.flows.deploy import ENGINE, HEARTBEATS, STILL, STUCK
 from trimtab.infra.stack import programs
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import client_options
 from trimtab.infra.stack.programs import program
-from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
+from trimtab.infra.stack.seaweedfs import BUCKET, NUM_INNER_PORTS
 
 pytestmark = pytest.mark.slow
 PREFECT_FILE = Path(__file__).parents[2] / "prefect.yaml"

@@ -14,13 +14,13 @@ from tests.infra.toy_launch import launch_toy, write_job
 from trimtab.infra.processes import environment
 from trimtab.infra.processes import launch as launching
 from trimtab.infra.processes.launch import (
+    LineTail,
     TrainerError,
     TrainerKilledError,
     close_servers,
     launch,
     running_fork_server,
 )
-from trimtab.infra.processes.tail import LineTail
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -67,7 +67,7 @@ def test_failures_say_how_and_the_next_job_runs(tmp_path: Path, do: str, message
     launch_toy(tmp_path / "next", "report")
 
 
-def test_failure_shows_the_exception_of_this_attempt_or_its_last_lines(tmp_path: Path) -> None:
+def test_failure_shows_the_exception_of_this_attempt_or_its__last_lines(tmp_path: Path) -> None:
     (tmp_path / "trainer.log").write_text("an older attempt\n")
     with pytest.raises(TrainerError) as caught:
         launch_toy(tmp_path, "fail")

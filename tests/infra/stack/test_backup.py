@@ -19,10 +19,9 @@ from tests.ports import free_ports
 from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import programs
 from trimtab.infra.stack.backup import _RESOLUTION, OBJECTS, SUMS, back_up, outdated, restore
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import DATABASES, client_options, database_url
 from trimtab.infra.stack.programs import StackError, output_of, program
-from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
+from trimtab.infra.stack.seaweedfs import BUCKET, NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
 from trimtab.infra.store.s3 import S3Objects

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
-from trimtab.infra.processes.launch import TrainerStoppedError
+from trimtab.infra.processes.launch import (
+    LineTail,
+    TrainerStoppedError,
+    _last_lines,
+    final_exception,
+)
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.processes.tail import LineTail, final_exception, last_lines
 from trimtab.infra.settings import Settings, SettingsError
 from trimtab.infra.tracking.mlflow_calls import follow_move
 from trimtab.infra.tracking.registry import Registry
@@ -205,8 +209,8 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
     longer.write_text("a longer line\nand another\n")
     longer.replace(path)
     assert tail.read() == ["a longer line", "and another"]
-    assert last_lines(path, 1) == "and another"
-    assert last_lines(tmp_path / "nothing", 5) == ""
+    assert _last_lines(path, 1) == "and another"
+    assert _last_lines(tmp_path / "nothing", 5) == ""
 
 
 def test_what_a_process_died_of_is_found_below_its_traceback() -> None:
