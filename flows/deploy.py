@@ -28,7 +28,7 @@ import trimtab
 from trimtab.flows.config.config import ConfigError
 from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
-from trimtab.tasks.gpu_slots import GPU_SLOTS
+from trimtab.tasks.resources import GPU_SLOTS
 
 POOL = "trimtab"
 PACKAGE = Path(trimtab.__file__).parent

@@ -13,7 +13,7 @@ import pytest
 import trimtab
 from trimtab.models.specs import SPECS
 from trimtab.tasks import stages
-from trimtab.tasks.stage_task import is_transient
+from trimtab.tasks.stages import is_transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")

@@ -17,7 +17,7 @@ from trimtab.flows.config.names import settings_of
 from trimtab.flows.config.paths import short
 from trimtab.flows.runs.checks import first_pairs
 from trimtab.flows.runs.plan_text import tokens
-from trimtab.infra.report_folders import read_run
+from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.models.config.judge import MAX_NAME, EndpointConfig
 from trimtab.models.config.packages import PACKAGED_MODELS

@@ -597,7 +597,7 @@ def compare(
 
     Shows the settings in which they differ. Runs that differ only in their seed are averaged.
     """
-    from trimtab.infra.report_folders import read_run
+    from trimtab.infra.reports import read_run
     from trimtab.models.reporting.run_tables import comparison
 
     reports = _start(is_written=False).home / "reports"

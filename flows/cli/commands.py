@@ -53,7 +53,7 @@ from trimtab.flows.runs.exit_handling import exit_on_signals
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 from trimtab.infra.processes.launch import TrainerError, warm_up
-from trimtab.infra.report_folders import NameTakenError
+from trimtab.infra.reports import NameTakenError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
-from trimtab.infra.report_folders import read_run
+from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store

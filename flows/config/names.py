@@ -33,7 +33,7 @@ from trimtab.flows.config.config import NOT_COUNTED, NUM_JUDGES, ConfigError, Ru
 from trimtab.flows.config.overrides import format_overrides
 from trimtab.flows.config.paths import leaves, value_at
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES
-from trimtab.infra.report_folders import NameTakenError, check_owner
+from trimtab.infra.reports import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import digest_of, is_remote
 from trimtab.models.config.base import last_part

@@ -26,8 +26,7 @@ from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import PREFIX
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
-from trimtab.tasks.stage_task import asset_task
-from trimtab.tasks.stages import TASKS
+from trimtab.tasks.stages import TASKS, asset_task
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.

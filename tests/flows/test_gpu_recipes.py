@@ -22,7 +22,7 @@ from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.plan import make_plan
 from trimtab.flows.runs.plan_text import shown_hours, size, too_large
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import close_servers
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.stages.world import word_tokenizer
 from trimtab.models.synthetic.demonstrations import demonstrate, draw_prompts

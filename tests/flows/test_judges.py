@@ -20,7 +20,7 @@ from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import PlannedStage
 from trimtab.flows.runs.plan_text import spending_in_words
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.reports import write_run
 from trimtab.infra.settings import Settings
 
 LOCAL = "http://127.0.0.1:1/v1"

@@ -26,7 +26,7 @@ from trimtab.flows.config.over_seeds import METHODS, SEEDS, comparison_name, con
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.reports import write_run
 from trimtab.infra.settings import Settings
 
 

@@ -22,7 +22,7 @@ from trimtab.flows import study as flow
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import SharedRun
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import close_servers
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 from trimtab.tasks import report_export
 from trimtab.tasks.execution import StageContext, StageResult

@@ -21,7 +21,7 @@ import pytest
 from tests.models import stopping
 from tests.models.conftest import run_stage
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import running_fork_server
+from trimtab.infra.processes.launch import running_fork_server
 from trimtab.models.specs import SPECS
 from trimtab.models.training import checkpoint
 

@@ -14,11 +14,10 @@ from prefect.states import Completed, State
 
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.data.records import ArtifactRef
-from trimtab.tasks import stage_task as module
+from trimtab.tasks import stages as module
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE
-from trimtab.tasks.stage_task import asset_task
-from trimtab.tasks.stages import TASKS
+from trimtab.tasks.stages import TASKS, asset_task
 
 
 def test_pairs_scorers_and_policies_are_assets_and_nothing_else_is() -> None:

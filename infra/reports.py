@@ -1,14 +1,16 @@
-"""Reports that an MLflow server has, of the runs of every host that tells it of them.
+"""Reports: in folders, one for each run's name, and those that an MLflow server has.
 
-A run with a report has its name as a tag. What a server says is not trusted: a name is one of a
-folder, and only files of a report are brought.
+An MLflow server has reports of the runs of every host that tells it of them: a run with a report
+has its name as a tag. What a server says is not trusted: a name is one of a folder, and only files
+of a report are brought.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +20,50 @@ from typing import Any
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT, new_client
 
+RUN_FILE = "run.json"
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
+AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
+PLOTS = "plots"
 MAX_REPORTS = 200
 REPORT_TAG = "trimtab.report"
 _NAME = re.compile(r"[A-Za-z0-9][^/\\\0]{0,250}")
+
+
+class NameTakenError(ValueError):
+    """A run's name that the report of another configuration has already."""
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What `write_run` left in a report folder; nothing in any other."""
+    path = folder / RUN_FILE
+    run: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return run
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Say which run's a folder is: `name`, `configuration` and `settings`, for people and compare.
+
+    Raises NameTakenError as below.
+    """
+    check_owner(folder, str(run["configuration"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RUN_FILE).write_text(json.dumps(run, indent=1, ensure_ascii=False), "utf-8")
+
+
+def check_owner(folder: Path, configuration: str) -> None:
+    """Raise NameTakenError where a folder has the report of another configuration.
+
+    configuration: the name that a run of it has by default. Of a folder that `write_run` has not
+    written its own name counts.
+    """
+    if not folder.is_dir():
+        return
+    owner = read_run(folder).get("configuration", folder.name)
+    if owner != configuration:
+        raise NameTakenError(
+            f"the name {folder.name!r} is taken: {folder} has the report of {owner}, and this run "
+            f"is {configuration}; give another --name, or remove that folder"
+        )
 
 
 @dataclass(frozen=True)

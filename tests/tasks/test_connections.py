@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 
-from trimtab.infra.prefect import connections
+from trimtab.tasks import context
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -29,9 +29,9 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(connections, "_reached", set())
+    monkeypatch.setattr(context, "_reached", set())
     monkeypatch.setenv("PREFECT_CLIENT_RETRY_JITTER_FACTOR", "0")
-    connections.share_connections()
+    context.share_connections()
     yield
     for kind in (PrefectHttpxAsyncClient, PrefectHttpxSyncClient):
         del kind._has_connected
