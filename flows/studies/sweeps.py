@@ -72,8 +72,9 @@ CHANGES: dict[str, Callable[[RunConfig, float], dict[str, Any]]] = {
 
 def recipe_value(config: RunConfig, constant: Constant) -> float:
     """The recipe's value of what is swept; of several the last."""
-    value = reduce(getattr, constant.setting.split("."), config)
-    return value[-1] if isinstance(value, tuple) else value
+    value: Any = reduce(getattr, constant.setting.split("."), config)
+    recipe: float = value[-1] if isinstance(value, tuple) else value
+    return recipe
 
 
 def at_values(run: Run, constant: Constant) -> Iterator[tuple[float, str, Run]]:
@@ -125,8 +126,8 @@ def frontier(run: Run) -> None:
     train_policies(recipe)
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
-    for arm, strength in STRENGTHS.items():
-        for _, name, swept in at_values(whole, strength):
+    for arm in whole.config.arms:
+        for _, name, swept in at_values(whole, STRENGTHS[arm]):
             swept = replace(swept, roles=dict(shared))
             train_policy(swept, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
             for role in swept.roles.keys() - shared.keys():
