@@ -77,7 +77,7 @@ def recipe_value(config: RunConfig, constant: Constant) -> float:
     return recipe
 
 
-def at_values(run: Run, constant: Constant) -> Iterator[tuple[float, str, Run]]:
+def swept_runs(run: Run, constant: Constant) -> Iterator[tuple[float, str, Run]]:
     """Each value, the recipe's own among them, with its name in a role and the run at it."""
     run = changed(run, constant.changes)
     recipe = recipe_value(run.config, constant)
@@ -97,7 +97,7 @@ def sweep(run: Run, varied: str) -> None:
     add_strength(run)
     if "reward model" not in constant.trains:
         add_both_scorers(run)
-    for value, ending, swept in at_values(run, constant):
+    for value, ending, swept in swept_runs(run, constant):
         name, config = f"{varied.replace('-', '_')}_{ending}", swept.config
         scorer = f"scorer_{name}"
         match constant.trains:
@@ -127,7 +127,7 @@ def frontier(run: Run) -> None:
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
     for arm in whole.config.arms:
-        for _, name, swept in at_values(whole, STRENGTHS[arm]):
+        for _, name, swept in swept_runs(whole, STRENGTHS[arm]):
             swept = replace(swept, roles=dict(shared))
             train_policy(swept, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
             for role in swept.roles.keys() - shared.keys():

@@ -99,7 +99,7 @@ class SeedRun(Artifacts):
 
     def curves(self, variants: Mapping[str, Variant], prefix: str = "") -> dict[str, Curve]:
         """Training curves by label of the policies named `<prefix><variant>`."""
-        return by_label(variants, lambda name: self.curve(prefix + name))
+        return read_variants(variants, lambda name: self.curve(prefix + name))
 
     def swept(self, prefix: str) -> dict[float, str]:
         """The roles of a prefix by the value behind it, in order of the values."""
@@ -108,7 +108,9 @@ class SeedRun(Artifacts):
         return {value: values[value] for value in sorted(values)}
 
 
-def by_label(variants: Mapping[str, Variant], read: Callable[[str], ValueT]) -> dict[str, ValueT]:
+def read_variants(
+    variants: Mapping[str, Variant], read: Callable[[str], ValueT]
+) -> dict[str, ValueT]:
     """What is read of each variant's name, by its label."""
     return {variant.label: read(name) for name, variant in variants.items()}
 
@@ -216,14 +218,14 @@ def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Pl
     """A plot a monitor, a curve a policy."""
     plots = []
     for monitor, words in MONITORS.items():
-        lines = {name: _by_step(curve, monitor) for name, curve in curves.items()}
+        lines = {name: _line_of_monitor(curve, monitor) for name, curve in curves.items()}
         if monitor in monitors and all(values for _, values in lines.values()):
             title = titled(words.split("\n")[0].split(" (")[0])
             plots.append(Plot(title, "PPO step", words, lines))
     return plots
 
 
-def _by_step(curve: Curve, monitor: str) -> Line:
+def _line_of_monitor(curve: Curve, monitor: str) -> Line:
     values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
     return [float(step) for step in curve.steps[: len(values)]], list(values)
 

@@ -17,11 +17,11 @@ from trimtab.models.studies.measures import (
     RIGHT,
     WIN,
     SeedRun,
-    by_label,
     curve_plots,
     curves_table,
     forgetting_plot,
     read_by_kl,
+    read_variants,
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, Rows, SeedResult, bar_plot
@@ -55,7 +55,7 @@ def figure_3(run: SeedRun) -> SeedResult:
 
     One pass over the first pairs in place of the first steps of a pass over all of them.
     """
-    table = by_label(EARLY, lambda name: run.accuracies(f"scorer_{name}") | run.policy(name))
+    table = read_variants(EARLY, lambda name: run.accuracies(f"scorer_{name}") | run.policy(name))
     *few, all_pairs = table.values()
     checks = {
         "of 800 pairs it is at most three points less accurate": few[-1][RIGHT]

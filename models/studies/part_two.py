@@ -25,12 +25,12 @@ from trimtab.models.studies.measures import (
     WIN,
     SeedRun,
     accuracy_of,
-    by_label,
     curve_plots,
     curves_table,
     outcome_plot,
     percent_in_bins,
     read_by_kl,
+    read_variants,
     unevenness,
 )
 from trimtab.models.studies.registry import exhibit
@@ -273,7 +273,7 @@ def _accuracies(run: SeedRun, variants: Mapping[str, Variant]) -> tuple[Rows, di
     """Accuracies of the scorers `scorer_<variant>`: by label, and `accuracy_of` them by variant."""
     rows = {name: run.accuracies(f"scorer_{name}") for name in variants}
     right = {name: accuracy_of(row) for name, row in rows.items()}
-    return by_label(variants, lambda name: rows[name]), right
+    return read_variants(variants, lambda name: rows[name]), right
 
 
 def _bars(title: str, table: Rows) -> Plot:
@@ -295,7 +295,7 @@ def figure_8(run: SeedRun) -> SeedResult:
     overfitted is the best accuracy on the given labels less the last.
     """
     whose, turned = _others_labels(run)
-    curves = by_label(
+    curves = read_variants(
         TREATMENTS, lambda name: _validation_curves(run, f"scorer_{name}_long", whose, turned)
     )
     table = {}
@@ -431,7 +431,7 @@ def figure_11(run: SeedRun) -> SeedResult:
             **run.accuracies(f"scorer_{name}"),
         }
 
-    table = by_label(SIMCSE_STRENGTHS, read)
+    table = read_variants(SIMCSE_STRENGTHS, read)
     alone, *_, ours = table.values()
     checks = {
         "with SimCSE neighbours mix less": ours["overlap of neighbours"]
@@ -510,9 +510,9 @@ def _policies_of(
 ) -> tuple[Rows, dict[str, float], list[Plot]]:
     """The policies `free_<name>` against SFT and against `free_<baseline>`, the latter's wins less
     losses, and both as plots; by label."""
-    sft = by_label(variants, lambda name: run.outcome(f"judge_free_{name}"))
+    sft = read_variants(variants, lambda name: run.outcome(f"judge_free_{name}"))
     others = {name: variant for name, variant in variants.items() if name != baseline}
-    versus = by_label(others, lambda name: run.outcome(f"versus_free_{name}"))
+    versus = read_variants(others, lambda name: run.outcome(f"versus_free_{name}"))
     nobody = {WIN: 0.0, TIE: 1.0, LOSE: 0.0, NET: 0.0}
     table = {
         label: {f"{column}, against SFT": value for column, value in row.items()}
@@ -584,7 +584,7 @@ def response_ratings(run: SeedRun) -> SeedResult:
             "pairs a prompt": len(treated) / len({row["prompt"] for row in treated}),
         }
 
-    table = by_label(RATED, read)
+    table = read_variants(RATED, read)
     given, smoothed, rated, flipped, both = table.values()
     checks = {
         "fewer labels are wrong after it": rated[wrong] < given[wrong],
