@@ -72,10 +72,11 @@ CHANGES: dict[str, Callable[[RunConfig, float], dict[str, Any]]] = {
 def recipe_value(config: RunConfig, constant: Constant) -> float:
     """The recipe's value of what is swept; of several the last."""
     value: Any = reduce(getattr, constant.setting.split("."), config)
-    return value[-1] if isinstance(value, tuple) else value
+    recipe: float = value[-1] if isinstance(value, tuple) else value
+    return recipe
 
 
-def at_values(run: Run, constant: Constant) -> Iterator[tuple[float, str, Run]]:
+def swept_runs(run: Run, constant: Constant) -> Iterator[tuple[float, str, Run]]:
     """Each value, the recipe's own among them, with its name in a role and the run at it."""
     run = changed(run, constant.changes)
     recipe = recipe_value(run.config, constant)
@@ -95,7 +96,7 @@ def sweep(run: Run, varied: str) -> None:
     add_strength(run)
     if "reward model" not in constant.trains:
         add_both_scorers(run)
-    for value, ending, swept in at_values(run, constant):
+    for value, ending, swept in swept_runs(run, constant):
         name, config = f"{varied.replace('-', '_')}_{ending}", swept.config
         scorer = f"scorer_{name}"
         match constant.trains:
@@ -124,8 +125,8 @@ def frontier(run: Run) -> None:
     train_policies(recipe)
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
-    for arm, strength in STRENGTHS.items():
-        for _, name, swept in at_values(whole, strength):
+    for arm in whole.config.arms:
+        for _, name, swept in swept_runs(whole, STRENGTHS[arm]):
             swept = replace(swept, roles=dict(shared))
             train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():

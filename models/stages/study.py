@@ -6,7 +6,6 @@ import re
 from dataclasses import asdict
 
 from trimtab.models.config.reporting import StudyConfig
-from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet
 from trimtab.models.studies import (  # noqa: F401  (they register their readers)
@@ -19,6 +18,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     rlaif,
     rounds,
 )
+from trimtab.models.studies.measures import SeedRun
 from trimtab.models.studies.plots import draw
 from trimtab.models.studies.registry import READERS, TITLES, Exhibit, exhibits_of
 from trimtab.models.studies.results import (
@@ -44,7 +44,7 @@ def run(config: StudyConfig, stage: Stage) -> None:
     (exhibit,) = exhibits_of(config.paper, config.exhibit)
     reader = READERS[exhibit.slug]
     roles = stage.roles_by_seed()
-    results = {seed: reader.read(Artifacts(roles[seed])) for seed in config.seeds}
+    results = {seed: reader.read(SeedRun(roles[seed])) for seed in config.seeds}
     combined = combine_seeds(results, reader.remark)
     charts = charts_of(list(results.values()))
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
