@@ -77,7 +77,7 @@ def _pages(
 
 
 # With the most arms; those of the others, and what reads them, are of the same kinds.
-LONGEST = ("part-2", "advantage-model", "methods")
+LONGEST = ("part-1", "part-2", "advantage-model", "methods")
 PAPERS = [
     pytest.param(paper, marks=[pytest.mark.nightly] if paper in LONGEST else [])
     for paper in TITLES
