@@ -113,7 +113,7 @@ def test_the_plan_has_the_judges() -> None:
 
 
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
-    arms = list(ARMS)
+    arms = tuple(ARMS)
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
     (config,) = configs_of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)

@@ -19,7 +19,7 @@ from trimtab.flows.config.overrides import (
     parse_overrides,
 )
 from trimtab.flows.config.recipes import RECIPES, recipe_named
-from trimtab.flows.pipeline.policies import vanilla
+from trimtab.models.config.arms import vanilla
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig
