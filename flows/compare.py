@@ -6,38 +6,31 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows.config.compare_config import (
+from trimtab.flows.config.names import GivenName
+from trimtab.flows.config.over_seeds import (
     METHODS,
     SEEDS,
     CompareChanges,
     comparison_name,
     configs_of_seeds,
 )
-from trimtab.flows.config.config import Arm
-from trimtab.flows.config.names import GivenName
 from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import answered, report_about, require_startable, tracked_flow
+from trimtab.models.config.arms import Arm
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
-from trimtab.models.specs import COMPARE
+from trimtab.models.specs import COMPARE, SPECS
 from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 # Stages whose artifacts tell a policy's cost and training curve.
-STAGES_READ = (
-    "ppo_max",
-    "rehearsal",
-    "dpo",
-    "cpl",
-    "sample_responses",
-    "rejection_sampling",
-    "rest",
-    "hir",
-)
+STAGES_READ = {name for name, spec in SPECS.items() if spec.makes == "policy"}
+STAGES_READ |= {"rehearsal", "sample_responses"}
+STAGES_READ -= {"sft", "constitutional_sft"}  # they are every arm's
 
 
 @flow(name="compare")

@@ -7,11 +7,12 @@ up again whose worker died is `trimtab.infra.prefect.reconciler`.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,9 @@ from prefect.exceptions import ObjectNotFound
 
 import trimtab
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import serve_schema
 from trimtab.infra.prefect.reconciler import TAG
 from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
-from trimtab.tasks.gpu_slots import GPU_SLOTS
+from trimtab.tasks.resources import GPU_SLOTS
 
 POOL = "trimtab"
 PACKAGE = Path(trimtab.__file__).parent
@@ -47,6 +47,9 @@ STUCK = "trimtab.run.stuck"
 CRASHED_FOR = timedelta(minutes=10)
 LEFT = "trimtab.run.left"
 
+# Parameters that a person chooses in any case; the deployments of prefect.yaml have values of them.
+REQUIRED = ("recipe", "paper", "exhibit")
+
 
 def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
     """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block.
@@ -61,7 +64,10 @@ def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> 
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(PACKAGE / "prefect.yaml"))
         _serve_forms(client)
-        _replace_automations(client, notices(channel))
+        for automation in notices(channel):  # made anew
+            for old in client.read_automations_by_name(automation.name):
+                client.delete_automation(old.id)
+            client.create_automation(automation)
 
 
 def _events(*states: str) -> set[str]:
@@ -201,6 +207,27 @@ def _serve_forms(client: SyncPrefectClient) -> None:
         )
 
 
+def serve_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a flow's parameters as its deployment has it.
+
+    Prefect's own lets a misspelt parameter pass, which would then fail the run; it says of no
+    parameter with a default that a run needs it; and it draws what may be none as folded.
+    """
+    found: dict[str, Any] = copy.deepcopy(dict(schema))
+    parameters = found.get("properties", {})
+    found["additionalProperties"] = False
+    found["required"] = [name for name in REQUIRED if name in parameters]
+    for name in ("name", "changes"):
+        given = parameters.get(name, {})
+        if "anyOf" in given:
+            kind, _none = given.pop("anyOf")
+            given |= kind
+            del given["default"]
+    if "changes" in parameters:  # the longest comes last
+        parameters["changes"]["position"] = len(parameters)
+    return found
+
+
 def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
     """What a block, named as `type/name`, does with a notice."""
     kind, _, name = block.partition("/")
@@ -213,9 +240,8 @@ def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
         ) from None
     if kind == "webhook":
         return CallWebhook(block_document_id=found.id, payload=NOTICE)
-    return SendNotification(
-        block_document_id=found.id, subject="Trimtab: {{ event.event }}", body=NOTICE
-    )
+    subject = "Trimtab: {{ event.event }}"
+    return SendNotification(block_document_id=found.id, subject=subject, body=NOTICE)
 
 
 def _saying(channel: ActionTypes, event: str) -> ActionTypes:
@@ -235,14 +261,6 @@ NOTICE = """{
  "payload": {{ event.payload | tojson }},
  "run": {{ ((flow_run | ui_url if flow_run else '') or '') | tojson }}
 }"""
-
-
-def _replace_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
-    """Make these anew."""
-    for automation in wanted:
-        for old in client.read_automations_by_name(automation.name):
-            client.delete_automation(old.id)
-        client.create_automation(automation)
 
 
 def _prefect(*arguments: str) -> None:

@@ -9,12 +9,10 @@ from pydantic import Field
 
 from trimtab.flows.config.config import ConfigError, load_config
 from trimtab.flows.config.names import GivenName, name_run
-from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.pipeline.policies import judge, measure, outcomes_by_judge
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import tracked_flow
-from trimtab.flows.runs.outcomes import outcomes_by_judge
-from trimtab.models.specs import HEAD_TO_HEAD
 from trimtab.tasks.registry import Registered, model_name, registered
 
 SFT = "sft"
@@ -45,17 +43,15 @@ def evaluate(
     config = load_config(ours.config)
     name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
-    contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
+    theirs = None if against == SFT else _contender(_registered(recipe, against))
+    contenders = {
+        policy: _contender(ours),
+        against: theirs or (run["sft"], run["advantage_model"]),
+    }
     with tracked_flow(config, name) as tracked:
         for each, (weights, scorer) in contenders.items():
             measure(run, each, weights, scorer, offset=seed)
-        run["verdict"] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate, seed),
-            ours=run[f"eval_{policy}"],
-            theirs=run[f"eval_{against}"],
-            label="judge",
-        )
+        judge(run, "verdict", f"eval_{policy}", f"eval_{against}", label="judge", offset=seed)
         numbers = run.result("verdict").summary
         tracked.log(metrics={name: float(value) for name, value in numbers.items()})
         create_table_artifact(
@@ -77,9 +73,3 @@ def _contender(found: Registered) -> tuple[Future, Future]:
     """A registered policy and what it was optimised against."""
     role = roles_of_round(found.round, found.config["rounds"].get("meta_rm_from", 2))
     return found.artifacts[role.policy], found.artifacts[role.scorer]
-
-
-def _opponent(run: Run, recipe: str, against: str) -> tuple[Future, Future]:
-    if against == SFT:
-        return run["sft"], run["advantage_model"]
-    return _contender(_registered(recipe, against))

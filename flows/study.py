@@ -11,14 +11,15 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows.config.config import RunConfig
-from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.names import RunName, name_run_over_seeds
+from trimtab.flows.config.over_seeds import find_exhibits
 from trimtab.flows.config.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.flows.pipeline.run import Future, Run, SharedRun
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import report_about, require_startable, tracked_flow
-from trimtab.flows.studies.registry import ARMS
+from trimtab.flows.studies import arms, sweeps
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.base import RunSeed
@@ -72,9 +73,21 @@ def study(
     with tracked_flow(configs[0], name) as tracked:
         for each, of_seeds in runs.items():
             for run in of_seeds.values():
-                ARMS[each.slug](run)
+                submit_arms(each, run)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all(runs, read)
+
+
+def submit_arms(exhibit: Exhibit, run: Run) -> None:
+    """Submit what an exhibit is read from; ConfigError where it needs the synthetic world."""
+    if exhibit.in_world and not run.config.is_synthetic:
+        raise ConfigError(
+            f"{exhibit.slug} needs the synthetic world, found the recipe {run.config.recipe}; "
+            "allowed: smoke, default, papers"
+        )
+    module = sweeps if hasattr(sweeps, exhibit.arms) else arms
+    submit = getattr(module, exhibit.arms)
+    submit(run) if exhibit.varied is None else submit(run, exhibit.varied)
 
 
 def read_all(

@@ -29,6 +29,7 @@ class StageSpec:
     `name_0`, `name_1` and so on. They are optional unless `required` names them too.
     mapping: an input that is a dictionary of artifacts, each under a name of its own.
     files: inputs that are files which the configuration names, brought into the store.
+    makes: what a run is for, if it makes that: Prefect calls it an asset, and it can be exported.
     reads_weights: whether it reads folders of weights; else they are not brought from the store.
     """
 
@@ -40,6 +41,7 @@ class StageSpec:
     several: tuple[str, ...] = ()
     mapping: str | None = None
     files: tuple[str, ...] = ()
+    makes: Literal["pairs", "scorer", "policy"] | None = None
     reads_weights: bool = True
     doc: str = ""
     label: str | None = None
@@ -105,6 +107,7 @@ PREFERENCES = StageSpec(
     "preferences",
     data.PreferencesConfig,
     files=("source", "demonstrations"),
+    makes="pairs",
     doc="Pairs, prompts and demonstrations from people's files or the hub.",
 )
 COMPARISONS = StageSpec(
@@ -113,6 +116,7 @@ COMPARISONS = StageSpec(
     "gpu",
     required=("data", "policy"),
     several=("policy",),
+    makes="pairs",
     doc="Preference pairs with planted noise, split by prompt; several policies share the prompts.",
 )
 
@@ -122,6 +126,7 @@ SFT = StageSpec(
     training.SFTConfig,
     "gpu",
     required=("data",),
+    makes="policy",
     doc="The policy that everything else starts from.",
 )
 REVISE = StageSpec(
@@ -137,6 +142,7 @@ CONSTITUTIONAL_SFT = StageSpec(
     policy.ConstitutionalSFTConfig,
     "gpu",
     required=("data", "policy", "revisions"),
+    makes="policy",
     doc="The policy after it has learned its revised answers.",
     label="constitutional SFT",
 )
@@ -188,6 +194,7 @@ RELABEL = StageSpec(
     reward.RelabelConfig,
     required=("preferences", "strength"),
     files=("review",),
+    makes="pairs",
     doc="The training pairs, treated by their strength or by a person's review.",
 )
 AUDIT = StageSpec(
@@ -214,6 +221,7 @@ REWARD_MODEL = StageSpec(
     "gpu",
     required=("policy", "preferences"),
     optional=("pairs", "trunk"),
+    makes="scorer",
     doc="A reward model on raw pairs, or on relabelled `pairs`.",
 )
 ADVANTAGE_MODEL = StageSpec(
@@ -223,6 +231,7 @@ ADVANTAGE_MODEL = StageSpec(
     required=("policy", "preferences"),
     optional=("pairs", "trunk", "data"),
     several=("behaviour",),
+    makes="scorer",
     doc="An Advantage Model on raw pairs, or on relabelled `pairs`; `behaviour` wrote the answers.",
 )
 EMBEDDINGS = StageSpec(
@@ -246,6 +255,7 @@ META_RM = StageSpec(
     "gpu",
     required=("scorer", "policy", "data", "preferences"),
     optional=("pairs", "trunk"),
+    makes="scorer",
     doc="The scorer of the next round.",
 )
 FEATURES = StageSpec(
@@ -271,6 +281,7 @@ PPO_MAX = StageSpec(
     required=("policy", "reference", "data"),
     optional=("rehearsal", "safety_scorer"),
     several=("scorer",),
+    makes="policy",
     doc="PPO-max against `scorer`, held near `reference`; several scorers are an ensemble.",
 )
 DPO = StageSpec(
@@ -279,6 +290,7 @@ DPO = StageSpec(
     "gpu",
     required=("policy", "reference", "preferences"),
     optional=("pairs", "trunk", "rehearsal"),
+    makes="policy",
     doc="A policy by DPO on raw pairs, or on relabelled `pairs`.",
 )
 CPL = StageSpec(
@@ -287,6 +299,7 @@ CPL = StageSpec(
     "gpu",
     required=("policy", "preferences"),
     optional=("pairs", "trunk", "rehearsal"),
+    makes="policy",
     doc="A policy by CPL on raw pairs, or on relabelled `pairs`.",
 )
 SAMPLE_RESPONSES = StageSpec(
@@ -303,6 +316,7 @@ REJECTION_SAMPLING = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    makes="policy",
     doc="A policy that has learned its best sample of each prompt.",
 )
 REST = StageSpec(
@@ -312,6 +326,7 @@ REST = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    makes="policy",
     doc="A policy that has learned samples above rising thresholds (ReST).",
 )
 HIR = StageSpec(
@@ -321,6 +336,7 @@ HIR = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    makes="policy",
     doc="A policy that has learned its samples behind instructions they satisfy (HIR).",
 )
 

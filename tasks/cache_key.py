@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import trimtab
-from trimtab.infra.processes.file_states import State, file_states
+from trimtab.infra.processes.fork_server import State, file_states
 from trimtab.infra.processes.launch import ENTRY, PRELOAD
 from trimtab.models.data.records import ArtifactRef
 

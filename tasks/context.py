@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
-from trimtab.infra.prefect.connections import share_connections
 from trimtab.infra.prefect.fence import end_if_started_again
 from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
@@ -27,9 +28,8 @@ from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.events import advanced
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
-from trimtab.tasks.gpu_slots import gpu_slots
 from trimtab.tasks.judges import judge_environment
-from trimtab.tasks.resources import ONE_CORE, Resources, share_of
+from trimtab.tasks.resources import ONE_CORE, Resources, gpu_slots, share_of
 
 WEIGHTS = ("model", "critic")  # folders of artifacts
 SECONDS_BETWEEN_UPDATES = 2.0
@@ -38,12 +38,36 @@ SECONDS_BETWEEN_LINES = 15.0
 # Prefect sends this logger's lines to the run's page (PREFECT_LOGGING_EXTRA_LOGGERS).
 logger = logging.getLogger("trimtab")
 logger.setLevel(logging.INFO)
-share_connections()  # of every process that runs tasks
 
 # The tag of an MLflow run that names its flow run, and the MLflow run of each flow run so far.
 FLOW_RUN = "prefect.flow_run_id"
 FLOW_RUN_URL = "prefect.flow_run_url"
 _runs: dict[str, TrackedRun] = {}
+_reached: set[str] = set()  # servers, by any client of this process
+
+
+def share_connections() -> None:
+    """Have all of Prefect's clients of this process outlast a restart of its server.
+
+    A client tries again for about a minute where no server listens, but only if it has reached it
+    before: a wrong address is then found at once. A flow run makes new clients all the time, such
+    as one for the slots of a task, and failed where one was made while the server was restarted.
+    Here it counts that any client of the process has reached that server.
+    """
+    for kind in (PrefectHttpxAsyncClient, PrefectHttpxSyncClient):
+        kind._has_connected = property(_has_reached, _note)  # type: ignore[assignment]
+
+
+def _has_reached(client: Any) -> bool:
+    return str(client.base_url) in _reached
+
+
+def _note(client: Any, is_connected: bool) -> None:
+    if is_connected:  # a new client says that it is not, before it has an address
+        _reached.add(str(client.base_url))
+
+
+share_connections()  # of every process that runs tasks
 
 
 @lru_cache(maxsize=1)

@@ -25,12 +25,12 @@ from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.processes.launch import (
     LOG_NAME,
     METRICS_NAME,
+    LineTail,
     launch,
     stop_trainers_on_sigterm,
     wait_unless_stopped,
 )
 from trimtab.infra.processes.locks import file_lock, hold_slots
-from trimtab.infra.processes.tail import LineTail
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.checkpoints import CheckpointUploader, restore_newest
 from trimtab.infra.store.manifest import Manifest, Provenance, StorageError

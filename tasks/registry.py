@@ -35,7 +35,7 @@ from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
 from trimtab.tasks.report_export import grouped
-from trimtab.tasks.stage_task import is_transient
+from trimtab.tasks.stages import is_transient
 
 PREFIX = "trimtab-policy-"
 POLICY_ROLE = "policy_"  # what a policy's role begins with
@@ -330,6 +330,7 @@ def _register(
     """Make a model a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
     is_in_store = context.settings.registers_in_store and card.kind == "policy"
+    bring = _prepare_in_store if is_in_store else _bring
     manifest = context.store.find(model.stage, model.key)
     if manifest is None:
         raise LookupError(f"model {model} vanished from {context.store.url}")
@@ -342,9 +343,7 @@ def _register(
             version = registry().register(
                 run,
                 name,
-                partial(_prepare_in_store, manifest, folder)
-                if is_in_store
-                else partial(_bring, manifest, folder, card.kind),
+                partial(bring, manifest, folder, card.kind),
                 identity=_identity(model),
                 aliases=aliases,
                 tags=tags,
@@ -375,16 +374,16 @@ def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
     others = {file.name.partition("/")[0] for file in manifest.files} - {"model"}
     base_context().store.materialise(manifest, folder / "artifact", without=others)
     model, made = folder / "artifact" / "model", folder / "mlflow"
-    labels: list[str] = []
-    if kind != "policy":
-        labels = export_scorer(model).labels
+    if kind == "policy":
+        does = POLICY
+    else:
+        does = SCORER_OF_SEVERAL if len(export_scorer(model).labels) > 1 else SCORER
     made.mkdir()
-    scorer = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
-    make_model_folder(model, made, POLICY if kind == "policy" else scorer)
+    make_model_folder(model, made, does)
     return made
 
 
-def _prepare_in_store(manifest: Manifest, folder: Path) -> str:
+def _prepare_in_store(manifest: Manifest, folder: Path, _: str) -> str:
     """Put beside a policy's weights in the store what MLflow loads them by; their address.
 
     Scorers are other files in MLflow than in the store, and are copied.

@@ -14,9 +14,8 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, write_run
+from trimtab.infra.reports import AUDIT_FILES, PLOTS, REPORT_FILES, REPORT_TAG, write_run
 from trimtab.infra.store.store import Store
-from trimtab.infra.tracking.reports import REPORT_TAG
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
@@ -31,25 +30,24 @@ LINE = 100  # characters of a line in the terminal
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
     """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
     store = base_context().store
-    entries = []
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-        refs = [result.ref for result in results.values()]
-        manifests = list(pool.map(lambda ref: store.find(ref.stage, ref.key), refs))
-    for (role, result), manifest in zip(results.items(), manifests, strict=True):
+
+    def entry(role: str) -> LineageEntry:
+        ref = results[role].ref
+        manifest = store.find(ref.stage, ref.key)
         if manifest is None:
-            raise LookupError(f"artifact {result.ref} vanished from {store.url} during the run")
-        entries.append(
-            LineageEntry(
-                role=role,
-                stage=manifest.stage,
-                key=manifest.key,
-                digest=manifest.digest,
-                seconds=manifest.seconds,
-                versions=dict(manifest.versions),
-                parents=dict(manifest.parents),
-            )
+            raise LookupError(f"artifact {ref} vanished from {store.url} during the run")
+        return LineageEntry(
+            role=role,
+            stage=manifest.stage,
+            key=manifest.key,
+            digest=manifest.digest,
+            seconds=manifest.seconds,
+            versions=dict(manifest.versions),
+            parents=dict(manifest.parents),
         )
-    return tuple(entries)
+
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        return tuple(pool.map(entry, results))
 
 
 def export_report(
@@ -61,7 +59,7 @@ def export_report(
 ) -> dict[str, Any]:
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
-    `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
+    `run` says whose report it is (`trimtab.infra.reports.write_run`, and what that raises),
     and under `made` how it was made (`trimtab.models.reporting.kit.html.stamp`).
     """
     context = base_context()
@@ -77,31 +75,26 @@ def export_report(
             pages["quarantine"] = folder / "quarantine.jsonl"
         _stamp(pages, tracked, run)
         card = _read_card(folder / "scorecard.json")
-        told, warnings = _told(card)
+        told, warnings = _account_of(card), card.get("warnings", [])
         tracked.log_artifacts(folder)
     _track(tracked, name, card, result.summary)
     cached = sum(done.cached for done in results.values())
     counted = f"{cached} of {len(results)} stages before the report were found in the store"
-    lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     links = _link(tracked, name, pages)
+    lines = [f"{card['verdict']['sentence']}\n"] if "verdict" in card else []
+    for page, path in pages.items():
+        link = f"[in MLflow]({links[page]}), on the worker " if page in links else ""
+        lines.append(f"{page.capitalize()}: {link}`{path}`\n")
+    lines += [f"**Warning:** {warning}\n" for warning in warnings]
+    lines += [f"MLflow run: {tracked.link}. {counted}.", *(f"\n{line}" for line in told)]
+    lines += ["", "| measure | value |", "|---|---|"]
+    lines += [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     create_markdown_artifact(
-        key="trimtab-report",
-        description="Summary and numbers",
-        markdown="\n".join(
-            [
-                *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
-                *_markdown_lines(pages, links),
-                *(f"**Warning:** {warning}\n" for warning in warnings),
-                f"MLflow run: {tracked.link}. {counted}.",
-                *(f"\n{line}" for line in told),
-                "",
-                "| measure | value |",
-                "|---|---|",
-                *lines,
-            ]
-        ),
+        key="trimtab-report", description="Summary and numbers", markdown="\n".join(lines)
     )
-    _print(card, result.summary, counted, told, warnings)
+    print(_answer(card) or _all_of(result.summary), end="\n\n")
+    for line in (counted, *told, *(f"warning: {warning}" for warning in warnings)):
+        print(line)
     places = {**pages, "scorecard": folder / "scorecard.json"}
     for what, place in places.items():
         print(f"{what}: {place}")
@@ -129,19 +122,6 @@ def export_audit(
         _stamp(pages, tracked, run)
         tracked.log_artifacts(folder, "audit*")
     return _link(tracked, name, pages).get("audit", str(pages["audit"]))
-
-
-def _print(
-    card: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    counted: str,
-    told: Sequence[str],
-    warnings: Sequence[str],
-) -> None:
-    """The answer, or where there is none all numbers; then what was found, read and is doubtful."""
-    print(_answer(card) or _all_of(summary), end="\n\n")
-    for line in (counted, *told, *(f"warning: {warning}" for warning in warnings)):
-        print(line)
 
 
 def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any]) -> None:
@@ -175,15 +155,6 @@ def _link(tracked: TrackedRun, name: str, pages: Mapping[str, Path]) -> dict[str
                 description=description,
             )
     return links
-
-
-def _markdown_lines(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:
-    """A line for each page: its link, and its place on the worker."""
-    found = []
-    for page, path in pages.items():
-        link = f"[in MLflow]({links[page]}), on the worker " if page in links else ""
-        found.append(f"{page.capitalize()}: {link}`{path}`\n")
-    return found
 
 
 def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, float]:
@@ -236,16 +207,15 @@ def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[st
 
 
 def _read_card(scorecard: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(scorecard.read_text()) if scorecard.exists() else {}
-    return found
+    card: dict[str, Any] = json.loads(scorecard.read_text()) if scorecard.exists() else {}
+    return card
 
 
-def _told(card: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What a run's scorecard says of the rows that were read, and its warnings; nothing of a page
-    that has none of these."""
+def _account_of(card: Mapping[str, Any]) -> list[str]:
+    """What a run's scorecard says of the rows that were read; nothing of another page."""
     rows = card.get("data", {}).get("rows")
     account = RowAccount.from_json(rows) if rows else None
-    return [account.sentence(), *account.details()] if account else [], card.get("warnings", [])
+    return [account.sentence(), *account.details()] if account else []
 
 
 def _answer(card: Mapping[str, Any]) -> str:

@@ -1,23 +1,38 @@
-"""The Prefect task of every stage, made of its specification (`trimtab.models.specs`)."""
+"""The Prefect task of every stage, made of its specification (`trimtab.models.specs`), and when
+that is tried again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prefect import Task
+from prefect.assets import Asset, AssetProperties
+from prefect.context import AssetContext
+from prefect.states import Completed
+from prefect.tasks import MaterializingTask
+from pydantic import BaseModel
 
+from trimtab.infra.processes.launch import TrainerKilledError
 from trimtab.infra.store.fetch import is_remote
+from trimtab.infra.store.manifest import StoreUnavailableError
+from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.records import ArtifactRef
-from trimtab.models.specs import SPECS
+from trimtab.models.specs import SPECS, StageSpec
 from trimtab.tasks.access import require_access
-from trimtab.tasks.context import logger
+from trimtab.tasks.cache_key import CodeChangedError
+from trimtab.tasks.context import logger, run_stage_task
 from trimtab.tasks.events import COLLAPSED, emit
 from trimtab.tasks.execution import StageResult
+from trimtab.tasks.resources import ONE_CORE, Resources
 from trimtab.tasks.sources import (
     import_constitution,
     import_review,
@@ -25,7 +40,107 @@ from trimtab.tasks.sources import (
     is_data,
     publish_digest,
 )
-from trimtab.tasks.stage_task import Hooks, stage_task
+
+_PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
+
+
+def is_transient(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Whether a task failed for a transient reason: a kill, an outage, or an edit of its code.
+
+    On retry a trainer continues from its newest checkpoint; after an edit it starts anew.
+    """
+    return isinstance(state.data, _PASSING)
+
+
+RETRIES: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 10, 30],
+    "retry_condition_fn": is_transient,
+}
+
+Files = Callable[[Any], Mapping[str, ArtifactRef]]
+OnResult = Callable[[Any, StageResult, str], None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What happens in a stage's task beside running the stage.
+
+    files: brings files that a configuration names into the store, as inputs by name.
+    on_result: is called with the configuration, the result and the label.
+    """
+
+    files: Files | None = None
+    on_result: OnResult | None = None
+
+
+def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
+    """The Prefect task of a stage: `config`, its inputs, `label`, `resources` and `ledger`.
+
+    A missing or unknown input is a TypeError.
+    """
+
+    def run(
+        config: BaseModel, label: str, resources: Resources, ledger: str | None, **inputs: Any
+    ) -> StageResult:
+        named = {**spec.named(inputs), **(hooks.files(config) if hooks.files else {})}
+        result = run_stage_task(spec, config, named, label, resources, ledger)
+        if hooks.on_result is not None:
+            hooks.on_result(config, result, label)
+        if result.cached:  # as Prefect names what it finds in its own cache
+            state: Any = Completed(name="Cached", message="found in the store", data=result)
+            return cast(StageResult, state)  # which Prefect unwraps
+        _describe(result)
+        return result
+
+    run.__name__ = run.__qualname__ = spec.name
+    run.__doc__ = spec.doc
+    run.__signature__ = _signature(spec)  # type: ignore[attr-defined]
+    options: Any = {"name": spec.name, "task_run_name": "{label}", "tags": [spec.device], **RETRIES}
+    if spec.makes:  # which one is said when it is submitted
+        return MaterializingTask(run, assets=[], materialized_by="trimtab", **options)
+    return Task(run, **options)
+
+
+def _describe(result: StageResult) -> None:
+    """Say of the asset that a task has made which artifact it is."""
+    context = AssetContext.get()
+    for asset in context.downstream_assets if context else ():
+        asset.add_metadata(dataclasses.asdict(result.ref))
+
+
+def asset_task(
+    task: Task[..., StageResult], data: str, label: str | None
+) -> Task[..., StageResult]:
+    """The task with the asset that it makes, if it makes one; `data` names recipe and data.
+
+    Runs of the same recipe and data make it anew; Prefect relates it to those that it is made of.
+    """
+    if not isinstance(task, MaterializingTask):
+        return task
+    name = f"{SPECS[task.name].makes}: {label or task.name}"
+    key = re.sub(r"[^a-z0-9.]+", "-", (label or task.name).lower())
+    asset = Asset(key=f"trimtab://{data}/{key}", properties=AssetProperties(name=name))
+    return task.with_options(assets=[asset])
+
+
+def _signature(spec: StageSpec) -> inspect.Signature:
+    """`(config, *, <inputs>, label, resources, ledger)`, as Prefect shows and checks it."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=spec.config)
+    ]
+    for name in spec.inputs:
+        default = inspect.Parameter.empty if name in spec.needed else None
+        parameters.append(inspect.Parameter(name, keyword, default=default))
+    parameters.append(
+        inspect.Parameter("label", keyword, default=spec.label or spec.name, annotation=str)
+    )
+    parameters.append(
+        inspect.Parameter("resources", keyword, default=ONE_CORE, annotation=Resources)
+    )
+    parameters.append(inspect.Parameter("ledger", keyword, default=None, annotation=str | None))
+    return inspect.Signature(parameters, return_annotation=StageResult)
 
 
 def _preference_files(config: PreferencesConfig) -> dict[str, ArtifactRef]:

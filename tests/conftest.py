@@ -18,10 +18,12 @@ inherited = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if QUICK_START not in inherited:
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK_START, *inherited])
 
-# The files that take minutes, the longest first: what begins last should not be what ends last.
+# The files that take minutes: what begins last should not be what ends last. The first one makes
+# the finished run and the deployment that others wait for; those behind it need neither.
 LONGEST = (
-    *("service", "study_runs", "suspended", "smoke", "dispatch", "backup"),
-    *("compare", "audit", "vllm_sampler", "avx2", "constitution_run", "rlaif_http"),
+    *("service", "gpu_bundle", "audit", "wheel", "dispatch", "suspended", "smoke", "study_runs"),
+    *("backup", "compare", "avx2", "supported_models", "live_bytes", "vllm_sampler"),
+    *("constitution_run", "rlaif_http", "adding_a_stage"),
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 import trimtab
 from trimtab.models.specs import SPECS
 from trimtab.tasks import stages
-from trimtab.tasks.stage_task import is_transient
+from trimtab.tasks.stages import is_transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
@@ -43,6 +43,8 @@ def test_every_task_is_of_its_device_and_is_tried_again(stage: str) -> None:
     assert task.retry_condition_fn is is_transient
 
 
+# Methods of a Stage that are given an input's name.
+READING = {"policy", "scorer", "several", "rows"}
 # Modules that read inputs for a stage, beside its own.
 READERS = {
     "sample_responses": [],  # its module also reads them for those who learn from them
@@ -64,13 +66,15 @@ def test_a_trainer_reads_the_inputs_of_its_specification(stage: str) -> None:
 
 
 def _inputs_named(path: Path) -> set[str]:
-    """x of every inputs["x"], inputs.get("x"), `"x" in inputs` and f-string that begins with it."""
+    """x of every inputs["x"], inputs.get("x"), `"x" in inputs`, stage.rows("x", ...) and the like,
+    and f-string that begins with it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Subscript) and _is_inputs(node.value):
             names |= _texts(node.slice)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if _is_inputs(node.func.value) and node.func.attr == "get":
+            is_asked = _is_inputs(node.func.value) and node.func.attr == "get"
+            if node.args and (is_asked or node.func.attr in READING):
                 names |= _texts(node.args[0])
         elif isinstance(node, ast.Compare) and _is_inputs(node.comparators[0]):
             names |= _texts(node.left)
@@ -78,7 +82,7 @@ def _inputs_named(path: Path) -> set[str]:
 
 
 def _is_inputs(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "inputs"
+    return getattr(node, "attr", getattr(node, "id", None)) == "inputs"
 
 
 def _texts(node: ast.expr) -> set[str]:

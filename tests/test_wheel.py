@@ -13,8 +13,10 @@ import pytest
 import requests
 import yaml
 
+from tests.ports import free_ports
 from tests.tools.gpu_bundle import own_wheel
-from trimtab.infra.prefect.server import local_prefect_server
+from trimtab.infra.stack.services import prefect_server, url
+from trimtab.infra.stack.supervisor import LOOPBACK, Supervisor
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "prefect.yaml"
@@ -63,11 +65,18 @@ class Installed:
         return done.stdout
 
 
+@pytest.fixture(scope="module")
+def packages(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is unpacked; whoever imports it first compiles it."""
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Installed:
-    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+def installed(packages: Path, tmp_path: Path) -> Installed:
     (tmp_path / "empty").mkdir()
-    return Installed(tmp_path / "installed", tmp_path / "empty")
+    return Installed(packages, tmp_path / "empty")
 
 
 def test_it_runs_from_an_empty_folder(installed: Installed) -> None:
@@ -84,14 +93,13 @@ def test_it_deploys_from_any_folder(
     """Its own deployments, not those of another project whose folder it is."""
     (installed.empty / "prefect.yaml").write_text("deployments: [{name: of-another-project}]\n")
     version = installed.python("-m", "trimtab", "--version").split()[-1]
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    address = (LOOPBACK, free_ports(1))
+    api = f"{url(address)}/api"
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    home = str(tmp_path / "home")
-    with local_prefect_server() as wait_until_ready:
-        wait_until_ready()
+    variables = {"PREFECT_API_URL": api, "TRIMTAB_HOME": str(tmp_path / "home")}
+    with Supervisor([prefect_server(address)], tmp_path / "logs"):
         kubernetes = ["--pool-type", "kubernetes", "--image", "registry.example/trimtab:1"]
-        installed.python("-m", "trimtab", "deploy", *kubernetes, TRIMTAB_HOME=home)
-        api = os.environ["PREFECT_API_URL"]
+        installed.python("-m", "trimtab", "deploy", *kubernetes, **variables)
         pool = requests.get(f"{api}/work_pools/trimtab", timeout=60).json()
         found = requests.post(f"{api}/deployments/filter", json={}, timeout=60).json()
     manifest = pool["base_job_template"]["job_configuration"]["job_manifest"]

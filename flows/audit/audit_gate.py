@@ -47,25 +47,27 @@ def gate_of_audit(
     if "baseline" in found:
         which, whose = "the labels that are not in the baseline", found["baseline"]
         count = whose["num_changed"]
-    if fail_over is None or not count:
-        return Gate(TOO_MUCH if reasons else 0, reasons)
-    if not (found.get("can_be_believed") and "num_really_wrong" in whose):
-        untold = (
+    untold: list[str] = []
+    can_tell = found.get("can_be_believed") and "num_really_wrong" in whose
+    if fail_over is not None and count and not can_tell:
+        untold.append(
             "which labels are wrong cannot be told: the self-test does not tell labels turned "
             "round on purpose from the others, or there was none, so that --fail-over means "
             "nothing here"
         )
-        return Gate(TOO_MUCH if reasons else CANNOT_TELL, [*reasons, untold])
-    wrong = [whose[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")]
-    if wrong[0] > fail_over:
-        reasons.append(
-            f"{wrong[0]:.1%} of {which} are wrong [{wrong[1]:.1%}, {wrong[2]:.1%}], more than "
-            f"--fail-over {fail_over:g}"
+    elif fail_over is not None and count:
+        wrong, low, high = (
+            whose[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")
         )
-    elif wrong[1] == 0 and wrong[2] > fail_over:
-        untold = (
-            f"whether more than --fail-over {fail_over:g} of {which} are wrong cannot be told: the "
-            f"95 % interval is 0 to {wrong[2]:.1%}"
-        )
-        return Gate(TOO_MUCH if reasons else CANNOT_TELL, [*reasons, untold])
-    return Gate(TOO_MUCH if reasons else 0, reasons)
+        if wrong > fail_over:
+            reasons.append(
+                f"{wrong:.1%} of {which} are wrong [{low:.1%}, {high:.1%}], more than --fail-over "
+                f"{fail_over:g}"
+            )
+        elif low == 0 and high > fail_over:
+            untold.append(
+                f"whether more than --fail-over {fail_over:g} of {which} are wrong cannot be told: "
+                f"the 95 % interval is 0 to {high:.1%}"
+            )
+    status = TOO_MUCH if reasons else CANNOT_TELL if untold else 0
+    return Gate(status, [*reasons, *untold])

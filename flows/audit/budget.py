@@ -14,7 +14,6 @@ from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.runs.checks import first_pairs
 from trimtab.infra.settings import Settings
-from trimtab.models import counts
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import CrossFittedConfig, EmbeddingModelConfig
 from trimtab.models.data import Look
@@ -23,6 +22,7 @@ from trimtab.models.data.words import UNSPACED
 from trimtab.models.estimates.amounts import amounts_of_preferences
 from trimtab.models.estimates.machine import OPERATIONS_A_SECOND
 from trimtab.models.estimates.shapes import KNOWN_SHAPES
+from trimtab.models.nets import counts
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 
 DEFAULT = "2m"

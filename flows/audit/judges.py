@@ -13,16 +13,16 @@ from typing import Any
 from trimtab.flows.audit.budget import amount_of
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
-from trimtab.flows.config.explain import short
 from trimtab.flows.config.names import settings_of
+from trimtab.flows.config.paths import short
 from trimtab.flows.runs.checks import first_pairs
-from trimtab.flows.runs.plan_layout import tokens
-from trimtab.infra.report_folders import read_run
+from trimtab.flows.runs.plan_text import tokens
+from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
-from trimtab.models import counts
 from trimtab.models.config.judge import MAX_NAME, EndpointConfig
+from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.estimates.stages.sampling import asked_tokens
-from trimtab.models.packages import PACKAGED_MODELS
+from trimtab.models.nets import counts
 
 # MODEL@URL; a model's name may hold an @, too.
 _AT_ADDRESS = re.compile(r"(?P<model>.+?)@(?P<url>[A-Za-z][A-Za-z0-9+.-]*://.*)")
@@ -86,7 +86,7 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
     }
     if not asked or settings.dask is not None or _has_votes(config, settings):
         return []
-    found: dict[str, str | None] = {}
+    notes: dict[str, str] = {}
     mistakes = {
         name: f"{endpoint.base_url}: no answer in {SECONDS_IN_ALL:g} s"
         for name, endpoint in asked.items()
@@ -101,7 +101,13 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
         except EndpointError as error:
             mistakes[name] = str(error)
         else:
-            found[name] = _unlisted(endpoint, listed)
+            if listed and endpoint.model not in listed:
+                shown = [*map(short, listed[:MOST_LISTED])]
+                shown += ["..."] if len(listed) > MOST_LISTED else []
+                notes[name] = (
+                    f"{endpoint.base_url} does not list the model {endpoint.model!r}; it lists "
+                    f"{', '.join(shown)}"
+                )
             del mistakes[name]
 
     # One that looks up a host's name may hang: it is not waited for.
@@ -114,16 +120,7 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
     if mistakes:
         lines = dict.fromkeys(mistakes.copy().values())
         raise ConfigError("\n".join(f"{SETTING}: {line}" for line in lines))
-    return [note for note in found.values() if note is not None]
-
-
-def _unlisted(endpoint: EndpointConfig, listed: list[str] | None) -> str | None:
-    if not listed or endpoint.model in listed:
-        return None
-    others = ", ".join(map(short, listed[:MOST_LISTED])) + (
-        ", ..." if len(listed) > MOST_LISTED else ""
-    )
-    return f"{endpoint.base_url} does not list the model {endpoint.model!r}; it lists {others}"
+    return [*notes.copy().values()]
 
 
 def _has_votes(config: RunConfig, settings: Settings) -> bool:

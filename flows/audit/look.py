@@ -16,7 +16,7 @@ from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.store.fetch import FetchError, fetch, is_remote
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data import BadRow, Look, Source, look_through
-from trimtab.models.data.hints import needs
+from trimtab.models.data.file_problems import needs
 from trimtab.models.data.presets import BY_NAME
 from trimtab.models.data.problems import SOURCE_REASONS, columns_in_words, first_of_each, shorten
 from trimtab.models.data.records import PreferencePair
@@ -87,7 +87,10 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "contradicting": report.num_contradicting_pairs,
         "against_votes": report.num_against_votes,
         "against_scores": sum(report.is_against_scores.values()),
-        "with": _optional(look.pairs),
+        "with": {  # what none needs
+            name: sum(getattr(pair, name) is not None for pair in look.pairs)
+            for name in ("category", "rating", "votes", "opinions")
+        },
         "ignored_columns": dict(report.ignored_fields.most_common()),
         "ignored_files": report.ignored_files,
         "examples": [] if broken else [_example(pair) for pair in _first_pairs(look.pairs)],
@@ -106,12 +109,6 @@ def _form(name: str, columns: Mapping[str, str]) -> str:
         return name
     told = [columns.get(own, own) for own in needs(preset)]
     return f"{preset.data}: {', '.join(told)}"
-
-
-def _optional(pairs: Sequence[PreferencePair]) -> dict[str, int]:
-    """How many pairs have what none needs."""
-    names = ("category", "rating", "votes", "opinions")
-    return {name: sum(getattr(pair, name) is not None for pair in pairs) for name in names}
 
 
 def _first_pairs(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:

@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from trimtab.flows.config.errors import ConfigError, unknown_name
-from trimtab.flows.config.explain import explain
-from trimtab.flows.config.paths import value_at
+from trimtab.flows.config.paths import explain, value_at
 from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.models.config.training import trainer_of
 from trimtab.models.gpu_check.parts import PARTS
@@ -37,7 +36,7 @@ SMOKE = {
 def run_stage(job: Path) -> NoReturn:
     """Run the stage of a job file; ConfigError for what is wrong in it, all before it starts."""
     if not job.is_file():
-        raise ConfigError(f"{job}: is no file; docs/adding-a-stage.md shows a job")
+        raise ConfigError(f"{job}: is no file; docs/adding.md shows a job")
     try:
         found = Job.model_validate_json(job.read_bytes())
     except ValidationError as error:

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version as installed_version
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -128,12 +128,13 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool,
-        Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version, and stop."
-        ),
-    ] = False,
+    version: bool = Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version, and stop.",
+    ),
 ) -> None:
     """Options of `trimtab` itself."""
 
@@ -192,9 +193,9 @@ def _fields() -> list[tuple[str, str]]:
 
 
 def _arms() -> list[str]:
-    from trimtab.flows.config.config import Arm
+    from trimtab.models.config.arms import ARMS
 
-    return list(get_args(Arm))
+    return list(ARMS)
 
 
 def _known_flow(name: str) -> str:
@@ -209,170 +210,133 @@ def _require_above_zero(value: float | None) -> float | None:
     return value
 
 
-RecipeIfNamed = Annotated[
-    str | None,
-    Argument(
-        metavar="recipe",
-        autocompletion=_recipes,
-        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
-        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
-        "--config the file may name it.",
-    ),
-]
-RecipeOrModel = Annotated[
-    str,
-    Argument(autocompletion=_recipes, help="Recipe or registered model whose champion to use."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="field=value",
-        autocompletion=_fields,
-        help="Settings to change, e.g. ppo.kl_coef=0.1.",
-    ),
-]
-Flow = Annotated[
-    str,
-    Option(
-        callback=_known_flow,
-        autocompletion=lambda: list(FLOWS),
-        help=f"Part of the experiment: {', '.join(FLOWS)}.",
-    ),
-]
-Arms = Annotated[
-    list[str] | None,
-    Option(
-        metavar="ARM",
-        autocompletion=_arms,
-        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
-    ),
-]
+RECIPE_OR_MODEL = Argument(
+    ..., autocompletion=_recipes, help="Recipe or registered model whose champion to use."
+)
+OVERRIDES = Argument(
+    None,
+    metavar="field=value",
+    autocompletion=_fields,
+    help="Settings to change, e.g. ppo.kl_coef=0.1.",
+)
+RECIPE = Argument(
+    None,
+    metavar="recipe",
+    autocompletion=_recipes,
+    help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+    "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+    "--config the file may name it.",
+)
+FLOW = Option(
+    "rlhf",
+    callback=_known_flow,
+    autocompletion=lambda: list(FLOWS),
+    help=f"Part of the experiment: {', '.join(FLOWS)}.",
+)
+ARMS = Option(
+    None,
+    metavar="ARM",
+    autocompletion=_arms,
+    help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
+)
 # Of an audit.
-Columns = Annotated[
-    str | None,
-    Option(
-        metavar="chosen=A,rejected=B",
-        help="What the files call the columns, where they have no form that is known: prompt, "
-        "chosen, rejected, and others.",
-    ),
-]
-Votes = Annotated[
-    list[str] | None,
-    Option(
-        metavar="FILE",
-        help="Votes that you have already, one more voter each: id, chosen_score and "
-        "rejected_score, or id and vote. May be given several times.",
-    ),
-]
-RewardModels = Annotated[
-    list[str] | None,
-    Option(
-        metavar="MODEL",
-        help="A reward model that you have, one more voter each: a folder or hub id with one "
-        "label, in safetensors. May be given several times.",
-    ),
-]
-Judges = Annotated[
-    list[str] | None,
-    Option(
-        metavar="MODEL@URL",
-        help="A language model that compares the answers, one more voter each: an "
-        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
-        "or hub id. May be given several times.",
-    ),
-]
-JudgePairs = Annotated[
-    int | None, Option(min=1, metavar="N", help="Let judges compare only N of the pairs.")
-]
-Encoder = Annotated[
-    str | None,
-    Option(
-        metavar="MODEL",
-        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
-        "multilingual one; by default MiniLM, which reads English.",
-    ),
-]
-Budget = Annotated[
-    str | None,
-    Option(
-        metavar="TIME",
-        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
-        "estimated to fit.",
-    ),
-]
-Review = Annotated[
-    str | None,
-    Option(
-        "--apply",
-        metavar="REVIEW",
-        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
-    ),
-]
-Baseline = Annotated[
-    Path | None,
-    Option(
-        metavar="AUDITED",
-        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
-    ),
-]
-FailOver = Annotated[
-    float | None,
-    Option(
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
-        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
-    ),
-]
-MaxRefused = Annotated[
-    float | None,
-    Option(
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
-        "with --fail-over, else any share passes.",
-    ),
-]
+COLUMNS = Option(
+    None,
+    metavar="chosen=A,rejected=B",
+    help="What the files call the columns, where they have no form that is known: prompt, "
+    "chosen, rejected, and others.",
+)
+VOTES = Option(
+    None,
+    metavar="FILE",
+    help="Votes that you have already, one more voter each: id, chosen_score and "
+    "rejected_score, or id and vote. May be given several times.",
+)
+REWARD_MODELS = Option(
+    None,
+    metavar="MODEL",
+    help="A reward model that you have, one more voter each: a folder or hub id with one "
+    "label, in safetensors. May be given several times.",
+)
+JUDGES = Option(
+    None,
+    metavar="MODEL@URL",
+    help="A language model that compares the answers, one more voter each: an "
+    "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+    "or hub id. May be given several times.",
+)
+ENCODER = Option(
+    None,
+    metavar="MODEL",
+    help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+    "multilingual one; by default MiniLM, which reads English.",
+)
+BUDGET = Option(
+    None,
+    metavar="TIME",
+    help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+    "estimated to fit.",
+)
+REVIEW = Option(
+    None,
+    "--apply",
+    metavar="REVIEW",
+    help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+)
+FAIL_OVER = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+    "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+)
+MAX_REFUSED = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+    "with --fail-over, else any share passes.",
+)
+BASELINE = Option(
+    None,
+    metavar="AUDITED",
+    help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
+)
 Seeds = partial(Option, metavar="N")
 Days = partial(Option, callback=_require_above_zero, metavar="DAYS")
 Port = partial(Option, min=1, max=65535)
 
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
-def run(  # noqa: PLR0913 - an argument is an option of the command
-    recipe: RecipeIfNamed = None,
-    overrides: Overrides = None,
-    config: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="YAML or JSON with settings to change, or all, as --print-config prints them.",
-        ),
-    ] = None,
-    flow: Flow = "rlhf",
-    arms: Arms = None,
-    seeds: Annotated[
-        list[int] | None,
-        Seeds(help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        Option(help="Name of the run; by default made of recipe, seed, data and changes."),
-    ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print stages, tokens, steps and memory, and stop.")
-    ] = False,
-    print_config: Annotated[
-        bool, Option("--print-config", help="Print the configuration as JSON, and stop.")
-    ] = False,
-    as_json: Annotated[bool, Option("--json", help="With --dry-run: the plan as JSON.")] = False,
-    gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
-    gpu_memory: Annotated[
-        float | None,
-        Option(callback=_require_above_zero, help="With --gpus: memory of each, in GiB."),
-    ] = None,
+def run(
+    recipe: str | None = RECIPE,
+    overrides: list[str] | None = OVERRIDES,
+    config: Path | None = Option(
+        None,
+        metavar="FILE",
+        help="YAML or JSON with settings to change, or all, as --print-config prints them.",
+    ),
+    flow: str = FLOW,
+    arms: list[str] | None = ARMS,
+    seeds: list[int] | None = Seeds(
+        None, help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."
+    ),
+    name: str | None = Option(
+        None, help="Name of the run; by default made of recipe, seed, data and changes."
+    ),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Print stages, tokens, steps and memory, and stop."
+    ),
+    print_config: bool = Option(
+        False, "--print-config", help="Print the configuration as JSON, and stop."
+    ),
+    as_json: bool = Option(False, "--json", help="With --dry-run: the plan as JSON."),
+    gpus: int | None = Option(None, min=1, help="With --dry-run: GPUs to plan for."),
+    gpu_memory: float | None = Option(
+        None, callback=_require_above_zero, help="With --gpus: memory of each, in GiB."
+    ),
 ) -> None:
     """Run a recipe, or print its plan or its configuration."""
     from trimtab.flows.cli import commands
@@ -399,32 +363,32 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
 
 
 @app.command(rich_help_panel=RUN)
-def audit(  # noqa: PLR0913 - an argument is an option of the command
-    files: Annotated[
-        list[str],
-        Argument(
-            metavar="FILE...",
-            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
-            "change, e.g. preferences.max_pairs=5000.",
-        ),
-    ],
-    columns: Columns = None,
-    votes: Votes = None,
-    reward_model: RewardModels = None,
-    judge: Judges = None,
-    judge_pairs: JudgePairs = None,
-    encoder: Encoder = None,
-    budget: Budget = None,
-    name: Annotated[
-        str | None, Option(help="Name of the run; by default made of the files and the changes.")
-    ] = None,
-    review: Review = None,
-    fail_over: FailOver = None,
-    max_refused: MaxRefused = None,
-    baseline: Baseline = None,
-    is_json: Annotated[
-        bool, Option("--json", help="Print the numbers as one JSON object, and nothing else.")
-    ] = False,
+def audit(
+    files: list[str] = Argument(
+        ...,
+        metavar="FILE...",
+        help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
+        "change, e.g. preferences.max_pairs=5000.",
+    ),
+    columns: str | None = COLUMNS,
+    votes: list[str] | None = VOTES,
+    reward_model: list[str] | None = REWARD_MODELS,
+    judge: list[str] | None = JUDGES,
+    judge_pairs: int | None = Option(
+        None, min=1, metavar="N", help="Let judges compare only N of the pairs."
+    ),
+    encoder: str | None = ENCODER,
+    budget: str | None = BUDGET,
+    name: str | None = Option(
+        None, help="Name of the run; by default made of the files and the changes."
+    ),
+    review: str | None = REVIEW,
+    fail_over: float | None = FAIL_OVER,
+    max_refused: float | None = MAX_REFUSED,
+    baseline: Path | None = BASELINE,
+    is_json: bool = Option(
+        False, "--json", help="Print the numbers as one JSON object, and nothing else."
+    ),
 ) -> int:
     """Find the labels that look wrong in files of preference pairs; no model has to be named."""
     from trimtab.flows.audit.audit_gate import gate_of_audit
@@ -433,15 +397,13 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
 
     settings = _start()
     sources, overrides = commands.files_and_overrides(files)
-    changes = commands.changes_of_audit(
-        sources,
-        overrides,
-        columns,
-        review,
-        scores=votes,
-        reward_models=reward_model,
-        judges=judges_of(judge or (), judge_pairs),
-    )
+    options = {
+        "relabel.review": review,
+        "ensemble.scores": votes,
+        "ensemble.reward_models": reward_model,
+        "ensemble.judges": judges_of(judge or (), judge_pairs),
+    }
+    changes = commands.changes_of_audit(sources, overrides, columns, options)
     changes = commands.with_budget(changes, budget, settings)
     changes = commands.change_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
@@ -457,22 +419,15 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def study(
-    paper: Annotated[
-        str,
-        Argument(
-            help="A paper: part-1, part-2 or advantage-model. Or a study of our own: methods, "
-            "rlaif, human-votes or constants."
-        ),
-    ],
-    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3, or all.")],
-    overrides: Overrides = None,
-    scale: Annotated[
-        str,
-        Option(autocompletion=_recipes, help="Recipe of the runs."),
-    ] = "default",
-    seeds: Annotated[
-        list[int] | None, Seeds(help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4.")
-    ] = None,
+    paper: str = Argument(
+        ...,
+        help="A paper: part-1, part-2 or advantage-model. Or a study of our own: methods, "
+        "rlaif, human-votes or constants.",
+    ),
+    exhibit: str = Argument(..., help="A table or figure, e.g. figure-3, or all."),
+    overrides: list[str] | None = OVERRIDES,
+    scale: str = Option("default", autocompletion=_recipes, help="Recipe of the runs."),
+    seeds: list[int] | None = Seeds(None, help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4."),
 ) -> None:
     """Reproduce a table or figure of the papers over several seeds."""
     from trimtab.flows.cli import commands
@@ -482,7 +437,7 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
-def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
+def rounds(recipe: str = RECIPE_OR_MODEL, overrides: list[str] | None = OVERRIDES) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows.cli import commands
 
@@ -492,10 +447,9 @@ def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
 
 @app.command(rich_help_panel=RUN)
 def stage(
-    job: Annotated[
-        Path,
-        Argument(metavar="JOB", help="A job file: stage, config, inputs, workdir, and gpus."),
-    ],
+    job: Path = Argument(
+        ..., metavar="JOB", help="A job file: stage, config, inputs, workdir, and gpus."
+    ),
 ) -> None:
     """Run one stage by hand, without Prefect.
 
@@ -516,13 +470,10 @@ def recipes() -> None:
 
 @app.command(rich_help_panel=PREPARE)
 def fields(
-    words: Annotated[
-        list[str] | None,
-        Argument(metavar="WORD", help="Section, setting, or words of its description."),
-    ] = None,
-    recipe: Annotated[
-        str, Option(autocompletion=_recipes, help="Recipe whose values to print.")
-    ] = "default",
+    words: list[str] | None = Argument(
+        None, metavar="WORD", help="Section, setting, or words of its description."
+    ),
+    recipe: str = Option("default", autocompletion=_recipes, help="Recipe whose values to print."),
 ) -> None:
     """List settings: what each does, its value in a recipe, and what is allowed."""
     from trimtab.flows.cli.fields import fields_text
@@ -548,25 +499,20 @@ def doctor() -> int:
 
 @app.command(rich_help_panel=PREPARE)
 def look(
-    files: Annotated[
-        list[str],
-        Argument(
-            metavar="FILE...",
-            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings of "
-            "preferences to change.",
-        ),
-    ],
-    columns: Columns = None,
-    form: Annotated[
-        str | None,
-        Option("--format", metavar="NAME", help="The form of the rows, in place of telling it."),
-    ] = None,
-    is_all: Annotated[
-        bool, Option("--all", help="Read all rows; by default the first 5,000 of each source.")
-    ] = False,
-    is_json: Annotated[
-        bool, Option("--json", help="Print it as one JSON object, with whole texts.")
-    ] = False,
+    files: list[str] = Argument(
+        ...,
+        metavar="FILE...",
+        help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings of "
+        "preferences to change.",
+    ),
+    columns: str | None = COLUMNS,
+    form: str | None = Option(
+        None, "--format", metavar="NAME", help="The form of the rows, in place of telling it."
+    ),
+    is_all: bool = Option(
+        False, "--all", help="Read all rows; by default the first 5,000 of each source."
+    ),
+    is_json: bool = Option(False, "--json", help="Print it as one JSON object, with whole texts."),
 ) -> int:
     """Say which form files of preference pairs have, how their rows are read, what is missing.
 
@@ -589,36 +535,26 @@ def look(
 
 @app.command("gpu-check", cls=ManyValues, rich_help_panel=PREPARE)
 def gpu_check(
-    minutes: Annotated[
-        float,
-        Option(
-            callback=_require_above_zero, help="Time for all parts; what does not fit is left out."
-        ),
-    ] = 10,
-    out: Annotated[
-        Path, Option(metavar="DIR", help="Folder for results.json, log.txt and two timelines.")
-    ] = Path("gpu-check"),
-    pairs: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Preference pairs to train on; by default made up, as long as HH's.",
-        ),
-    ] = None,
-    part: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Only this part and what it needs.")
-    ] = None,
-    rehearse: Annotated[
-        bool,
-        Option("--rehearse", help="On the CPU with tiny models, as where there is no GPU."),
-    ] = False,
-    peers: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            help="Wheels of TRL to compare with, 1.10 for PPO; by default what is installed.",
-        ),
-    ] = None,
+    minutes: float = Option(
+        10, callback=_require_above_zero, help="Time for all parts; what does not fit is left out."
+    ),
+    out: Path = Option(
+        Path("gpu-check"), metavar="DIR", help="Folder for results.json, log.txt and two timelines."
+    ),
+    pairs: str | None = Option(
+        None,
+        metavar="FILE",
+        help="Preference pairs to train on; by default made up, as long as HH's.",
+    ),
+    part: list[str] | None = Option(None, metavar="NAME", help="Only this part and what it needs."),
+    rehearse: bool = Option(
+        False, "--rehearse", help="On the CPU with tiny models, as where there is no GPU."
+    ),
+    peers: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Wheels of TRL to compare with, 1.10 for PPO; by default what is installed.",
+    ),
 ) -> None:
     """Check a GPU: right numbers, speed, memory; and TRL beside it.
 
@@ -632,12 +568,12 @@ def gpu_check(
 
 @app.command(rich_help_panel=READ)
 def report(
-    run: Annotated[
-        str | None, Argument(help="Bring this run's report here, if an MLflow server has it.")
-    ] = None,
-    is_opened: Annotated[
-        bool, Option("--open", help="Open the report in a browser: the run's, or the newest.")
-    ] = False,
+    run: str | None = Argument(
+        None, help="Bring this run's report here, if an MLflow server has it."
+    ),
+    is_opened: bool = Option(
+        False, "--open", help="Open the report in a browser: the run's, or the newest."
+    ),
 ) -> None:
     """List the reports, the newest last: of this home folder, and of an MLflow server."""
     from trimtab.flows.cli.reports import report_lines, report_page
@@ -655,13 +591,13 @@ def report(
 
 @app.command(rich_help_panel=READ)
 def compare(
-    runs: Annotated[list[str], Argument(help="Names of runs, e.g. default-seed0 default-seed1.")],
+    runs: list[str] = Argument(..., help="Names of runs, e.g. default-seed0 default-seed1."),
 ) -> None:
     """Print finished runs side by side as Markdown.
 
     Shows the settings in which they differ. Runs that differ only in their seed are averaged.
     """
-    from trimtab.infra.report_folders import read_run
+    from trimtab.infra.reports import read_run
     from trimtab.models.reporting.run_tables import comparison
 
     reports = _start(is_written=False).home / "reports"
@@ -680,16 +616,14 @@ def compare(
 
 @app.command(rich_help_panel=READ)
 def export(
-    run: Annotated[str, Argument(help="Name of a finished run: `trimtab report` lists them.")],
-    role: Annotated[
-        str,
-        Argument(help="policy, reward_model, advantage_model, ensemble, pairs, or another role."),
-    ],
-    to: Annotated[Path, Option("--to", metavar="DIR", help="Folder to write; a new one.")],
-    push: Annotated[
-        str | None,
-        Option(metavar="REPO", help="Also upload it to this repository of the Hub, private."),
-    ] = None,
+    run: str = Argument(..., help="Name of a finished run: `trimtab report` lists them."),
+    role: str = Argument(
+        ..., help="policy, reward_model, advantage_model, ensemble, pairs, or another role."
+    ),
+    to: Path = Option(..., "--to", metavar="DIR", help="Folder to write; a new one."),
+    push: str | None = Option(
+        None, metavar="REPO", help="Also upload it to this repository of the Hub, private."
+    ),
 ) -> None:
     """Write a run's policy, scorers or cleaned pairs to a folder, with a card."""
     from trimtab.flows.cli import export as exporting
@@ -699,10 +633,9 @@ def export(
 
 @app.command(rich_help_panel=READ)
 def papers(
-    into: Annotated[
-        Path | None,
-        Option(help="Write papers.md there, and a page for each paper to papers/."),
-    ] = None,
+    into: Path | None = Option(
+        None, help="Write papers.md there, and a page for each paper to papers/."
+    ),
 ) -> None:
     """Print all finished studies in Markdown, a table for each paper."""
     from trimtab.models.studies.papers import all_tables, cards_below, write_pages
@@ -716,9 +649,9 @@ def papers(
 
 @app.command(rich_help_panel=READ)
 def ui(
-    host: Annotated[str, Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, Port(help="Prefect's port.")] = 4200,
-    mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
+    host: str = Option("127.0.0.1", help="Address to bind."),
+    port: int = Port(4200, help="Prefect's port."),
+    mlflow_port: int = Port(5000, help="MLflow's port."),
 ) -> None:
     """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
     from trimtab.flows.cli.ui import serve_pages
@@ -728,24 +661,17 @@ def ui(
 
 @app.command(rich_help_panel=OPERATE)
 def deploy(
-    gpus: Annotated[
-        int, Option(min=1, help="GPU slots: GPUs that all stages may hold at once.")
-    ] = 1,
-    pool_type: Annotated[
-        Literal["process", "kubernetes"], Option(help="Type of the work pool.")
-    ] = ("process"),
-    notify: Annotated[
-        str | None,
-        Option(
-            metavar="TYPE/NAME",
-            help="Prefect block to notify of failures, collapses and new champions, "
-            "e.g. slack-webhook/alerts.",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        Option(metavar="NAME:TAG", help="Image of flow runs on Kubernetes; the pool's if unset."),
-    ] = None,
+    gpus: int = Option(1, min=1, help="GPU slots: GPUs that all stages may hold at once."),
+    pool_type: Literal["process", "kubernetes"] = Option("process", help="Type of the work pool."),
+    notify: str | None = Option(
+        None,
+        metavar="TYPE/NAME",
+        help="Prefect block to notify of failures, collapses and new champions, "
+        "e.g. slack-webhook/alerts.",
+    ),
+    image: str | None = Option(
+        None, metavar="NAME:TAG", help="Image of flow runs on Kubernetes; the pool's if unset."
+    ),
 ) -> None:
     """Make or update deployments, GPU slots and notices on a Prefect server."""
     from trimtab.flows.cli import commands
@@ -756,10 +682,10 @@ def deploy(
 
 @app.command(rich_help_panel=OPERATE)
 def rollback(
-    recipe: RecipeOrModel,
-    version: Annotated[
-        str | None, Argument(help="Version number; by default the champion before the current one.")
-    ] = None,
+    recipe: str = RECIPE_OR_MODEL,
+    version: str | None = Argument(
+        None, help="Version number; by default the champion before the current one."
+    ),
 ) -> None:
     """Make an earlier version champion again."""
     from trimtab.flows.cli import commands
@@ -770,19 +696,17 @@ def rollback(
 
 @app.command(rich_help_panel=OPERATE)
 def clean(
-    delete: Annotated[bool, Option("--delete", help="Remove what is listed.")] = False,
-    reports_days: Annotated[
-        float, Days(help="Keep what reports of the last DAYS days were made of.")
-    ] = 90.0,
-    idle_days: Annotated[
-        float, Days(help="Keep what was written in the last DAYS days, as a run may be using it.")
-    ] = 7.0,
+    delete: bool = Option(False, "--delete", help="Remove what is listed."),
+    reports_days: float = Days(90.0, help="Keep what reports of the last DAYS days were made of."),
+    idle_days: float = Days(
+        7.0, help="Keep what was written in the last DAYS days, as a run may be using it."
+    ),
 ) -> None:
     """List artifacts and checkpoints that no report needs; with --delete, remove them."""
-    from trimtab.flows.cli.clean import clean
+    from trimtab.flows.cli import commands
 
     _start()
-    clean(reports_days, idle_days, is_deleted=delete)
+    commands.clean_store(reports_days, idle_days, is_deleted=delete)
 
 
 if __name__ == "__main__":

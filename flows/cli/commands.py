@@ -1,4 +1,4 @@
-"""What `trimtab run`, `study`, `rounds`, `rollback` and `deploy` do.
+"""What `trimtab run`, `audit`, `study`, `rounds`, `rollback`, `clean` and `deploy` do.
 
 Mistakes are looked for first. Prefect is loaded once a flow is to run, while its server starts.
 """
@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +21,16 @@ from typing import Any
 from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.audit.judges import requests_in_words, require_answers
 from trimtab.flows.cli.terminal import shown_live
-from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.config import RunConfig, load_config, require_flow
 from trimtab.flows.config.errors import CommandError, ConfigError
-from trimtab.flows.config.exhibits import find_exhibits
-from trimtab.flows.config.names import check_free, name_run
+from trimtab.flows.config.names import AUDIT_OPTIONS, check_free, name_run
+from trimtab.flows.config.over_seeds import (
+    METHODS,
+    SEEDS,
+    comparison_name,
+    configs_of_seeds,
+    find_exhibits,
+)
 from trimtab.flows.config.overrides import (
     RoundChanges,
     apply_changes,
@@ -34,7 +39,7 @@ from trimtab.flows.config.overrides import (
     read_changes,
     validate_changes,
 )
-from trimtab.flows.config.paths import merged_changes
+from trimtab.flows.config.paths import merged_changes, nested, value_at
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.runs.checks import (
     check,
@@ -48,7 +53,7 @@ from trimtab.flows.runs.exit_handling import exit_on_signals
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 from trimtab.infra.processes.launch import TrainerError, warm_up
-from trimtab.infra.report_folders import NameTakenError
+from trimtab.infra.reports import NameTakenError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
@@ -63,8 +68,7 @@ from trimtab.tasks.board import board
 
 # A setting to change: sections and a field, e.g. relabel.flip_below=0.
 SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
-# Options of an audit that name voters, by the setting.
-VOTERS = {"scores": "--votes", "reward_models": "--reward-model", "judges": "--judge"}
+DAY = 86_400.0
 CONTINUE_HINT = "; run the same command again to continue"
 
 
@@ -177,37 +181,37 @@ def changes_of_audit(
     sources: Sequence[str],
     overrides: Sequence[str],
     columns: str | None = None,
-    review: str | None = None,
-    **voters: Sequence[Any] | None,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What an audit of these files changes in its recipe; ConfigError where there is none.
 
-    columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts. voters:
-    `scores`, `reward_models`, `judges`.
+    columns: what the files call them, as `chosen=A,rejected=B`. options: settings by path that
+    AUDIT_OPTIONS and --judge give.
     """
     changes = parse_overrides(overrides)
-    if review is not None:
-        if "review" in changes.get("relabel", {}):
-            raise ConfigError("found --apply and relabel.review; allowed: one of them")
-        changes = merged_changes(changes, {"relabel": {"review": review}})
-    given = {name: list(several) for name, several in voters.items() if several}
-    for name in given.keys() & changes.get("ensemble", {}).keys():
-        raise ConfigError(f"found {VOTERS[name]} and ensemble.{name}; allowed: one of them")
-    if given:
-        changes = merged_changes({"ensemble": given}, changes)
-    own: dict[str, Any] = {}
-    if sources:
-        own["sources"] = list(sources)
+    for path, value in (options or {}).items():
+        if value:
+            if _is_given(path, changes):
+                raise ConfigError(
+                    f"found {AUDIT_OPTIONS.get(path, '--judge')} and {path}; allowed: one of them"
+                )
+            changes = merged_changes(nested(path, value), changes)
+    preferences: dict[str, Any] = {"sources": list(sources)} if sources else {}
     if columns is not None:
         named = [each.partition("=") for each in columns.split(",")]
         if not all(ours.strip() and theirs.strip() for ours, _, theirs in named):
             raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
-        own["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in named}
-    if own:
-        changes = merged_changes({"preferences": own}, changes)
+        preferences["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in named}
+    if preferences:
+        changes = merged_changes({"preferences": preferences}, changes)
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes
+
+
+def _is_given(path: str, changes: Mapping[str, Any]) -> bool:
+    place, value = value_at(changes, path)
+    return place == path and value is not ...
 
 
 def preferences_of(
@@ -226,15 +230,11 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
 
     ConfigError for no time, and for one beside voters that are named.
     """
-    own = None
-    if "embedding_models" in changes:
-        own = "embedding_models"
-    elif "cross_fitted" in changes.get("ensemble", {}):
-        own = "ensemble.cross_fitted"
-    if own is not None:
-        if budget is not None:
-            raise ConfigError(f"found --budget {budget} and {own}; allowed: one of them")
-        return changes
+    for path in ("embedding_models", "ensemble.cross_fitted"):
+        if _is_given(path, changes):
+            if budget is not None:
+                raise ConfigError(f"found --budget {budget} and {path}; allowed: one of them")
+            return changes
     seconds = seconds_of(DEFAULT if budget is None else budget)
     config = apply_changes(recipe_named("audit"), changes)
     added, line = voters_for(config, seconds, settings)
@@ -276,48 +276,48 @@ def run_audit(
         earlier = None if baseline is None else read_baseline(baseline)
     except BaselineError as error:
         raise ConfigError(f"--baseline: {error}") from error
-    with ExitStack() as stack:
-        if is_quiet:
-            nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(nothing))
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nothing,
+        redirect_stdout(nothing if is_quiet else sys.stdout),
+    ):
         run_recipe(request, settings, as_option=True)
     folder = settings.home / "reports" / request.name
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
-    found = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    audit = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
     if card["data"]["rows"] is not None:
-        found["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
-    lines = [f"annotated pairs: {found['pairs']}"]
+        audit["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
+    lines = [f"annotated pairs: {audit['pairs']}"]
     if earlier is not None:
-        numbers, said = _compare_with_baseline(earlier, found)
+        numbers, said = _compare_with_baseline(earlier, audit)
         lines += said
-        found["baseline"] = numbers
-    if changed := list(changes_made(found)):
+        audit["baseline"] = numbers
+    if changed := list(changes_made(audit)):
         command = f"trimtab export {request.name} pairs --to DIR"
         lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
     if not is_quiet:
         print("\n".join(lines))
-        print(f"to look through the labels: open {found['page']} in a browser")
-    return found
+        print(f"to look through the labels: open {audit['page']} in a browser")
+    return audit
 
 
 def _compare_with_baseline(
-    earlier: dict[bytes, bool], found: Mapping[str, Any]
+    earlier: dict[bytes, bool], audit: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """How an audit differs from an earlier one, as numbers and in words."""
     try:
-        comparison = compare(earlier, Path(found["pairs"]))
+        comparison = compare(earlier, Path(audit["pairs"]))
     except BaselineError as error:
         raise CommandError(f"--baseline: {error}") from error
     numbers: dict[str, Any] = {**comparison.numbers}
     lines = comparison.lines()
-    if found.get("can_be_believed") and numbers["num_changed"]:
+    if audit.get("can_be_believed") and numbers["num_changed"]:
         import numpy as np
 
         from trimtab.models.statistics.wrong_labels import wrong_labels
 
         strength, is_changed = np.array(comparison.strengths), np.array(comparison.is_changed)
-        wrong = wrong_labels(strength, found["worth_of_a_pair"], is_changed)
+        wrong = wrong_labels(strength, audit["worth_of_a_pair"], is_changed)
         numbers |= wrong.numbers() if wrong else {}
         lines += filter(None, [really_wrong(numbers, numbers["num_changed_wrong"])])
     return numbers, lines
@@ -396,6 +396,39 @@ def roll_back_champion(recipe: str, version: str | None) -> None:
         raise CommandError(str(error)) from error
     for champion in now:
         print(f"champion of {champion.name}: version {champion.number}")
+
+
+def clean_store(reports_days: float, idle_days: float, *, is_deleted: bool) -> None:
+    """Print what no report needs and its size; remove it if `is_deleted`.
+
+    What registered models were made of is kept, so the registry must be reachable. CommandError
+    if registry or store cannot be read.
+    """
+    from trimtab.infra.store.cleaner import remove, unneeded
+    from trimtab.tasks.context import base_context
+    from trimtab.tasks.registry import reports_of_registered
+
+    try:
+        store = base_context().store
+        now = store.objects.now()
+        before = now - idle_days * DAY
+        found = unneeded(
+            store,
+            reports_since=now - reports_days * DAY,
+            written_before=before,
+            pinned=reports_of_registered(),
+        )
+        for each in found:
+            print(f"{each.size / 2**20:10.1f} MiB  {each.root}: {each.why}")
+            if is_deleted:
+                remove(store, each)
+        if is_deleted:
+            store.objects.drop_unfinished(before)
+    except (RegistryError, StorageError) as error:
+        raise CommandError(str(error)) from error
+    total = sum(each.size for each in found) / 2**20
+    done = "removed" if is_deleted else "would be removed: repeat with --delete"
+    print(f"{total:10.1f} MiB in {len(found)} places {done}")
 
 
 def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:

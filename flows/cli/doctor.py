@@ -22,13 +22,14 @@ import httpx
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.flows.runs.checks import check, this_host, uncounted_plan
+from trimtab.flows.runs.plan_text import table, too_large
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, hide_password
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.store.s3 import S3Objects
 from trimtab.infra.store.store import open_store
+from trimtab.models.config.packages import installation_of
 from trimtab.models.estimates.machine import GIB, Machine
-from trimtab.models.packages import installation_of
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan
@@ -204,7 +205,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
         config = make()
         missing = check(config).missing
         plan = None if settings.dask else _plan_of(name, config, settings)
-        reason = plan and plan.too_large()
+        reason = plan and too_large(plan)
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
         elif name in MACHINES and not settings.gpus:
@@ -236,10 +237,4 @@ def recipes_text(settings: Settings) -> str:
             memory = f"{max(map(plan.needed, plan.rows)) / GIB:.1f} GiB" if plan else "?"
         minutes = MINUTES.get(name)
         lines.append((name, memory, f"{minutes} min" if minutes else "not timed", about))
-    widths = [max(len(line[column]) for line in lines) for column in range(3)]
-    return "\n".join(
-        "  ".join(
-            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]
-        )
-        for line in lines
-    )
+    return table(lines[0], lines[1:], texts=range(4))

@@ -12,24 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
-from trimtab.infra.report_folders import read_run
+from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.reporting.export import export_pairs, export_scorer
-from trimtab.models.reporting.model_card import SCORER_STAGES, Exported, model_card
+from trimtab.models.reporting.model_card import Exported, model_card
+from trimtab.models.specs import SPECS
 
 SPLITS = ("train", "validation", "test")
-POLICY_STAGES = (
-    "sft",
-    "constitutional_sft",
-    "ppo_max",
-    "dpo",
-    "cpl",
-    "rejection_sampling",
-    "rest",
-    "hir",
-)
 
 
 def export(run: str, role: str, to: Path, push: str | None, settings: Settings) -> Path:
@@ -88,7 +79,9 @@ def _roles(role: str, card: Mapping[str, Any], entries: Mapping[str, Any]) -> li
     members = [name for name in entries if name.startswith("member_")]
     others = {"policy": [final], "ensemble": members, "pairs": ["relabelled"]}
     have_model = [
-        name for name, entry in entries.items() if entry["stage"] in SCORER_STAGES + POLICY_STAGES
+        name
+        for name, entry in entries.items()
+        if SPECS[entry["stage"]].makes in ("scorer", "policy")
     ]
     found = others.get(role, [role] if role in have_model else [])
     if not found or not all(name in entries for name in found):

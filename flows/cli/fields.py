@@ -13,8 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from trimtab.flows.config.config import ConfigError, RunConfig
-from trimtab.flows.config.explain import MAX_HINTS
-from trimtab.flows.config.paths import section_of, value_at
+from trimtab.flows.config.paths import MAX_HINTS, section_of, value_at
 
 WIDTH = 96
 TYPES = {
@@ -123,8 +122,13 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
     settings = list(settings_of(RunConfig))
     if not words:
         return _sections(settings, recipe)
-    found = [each for each in settings if all(_is_named(word, each.path) for word in words)]
-    found = found or [each for each in settings if all(_has(word, each) for word in words)]
+    # A word is a part of a path, or several in order.
+    found = [each for each in settings if all(f".{word}." in f".{each.path}." for word in words)]
+    found = found or [
+        each
+        for each in settings
+        if all(word.lower() in f"{each.path} {each.description}".lower() for word in words)
+    ]
     if not found:
         names = sorted({part for each in settings for part in each.path.split(".")})
         near = difflib.get_close_matches(" ".join(words), names, n=MAX_HINTS)
@@ -135,15 +139,6 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
         )
     values = recipe.model_dump(mode="json")
     return "\n\n".join(_said(each, values) for each in found)
-
-
-def _is_named(word: str, path: str) -> bool:
-    """Whether a word is a part of a path, or several in order."""
-    return f".{word}." in f".{path}."
-
-
-def _has(word: str, setting: Setting) -> bool:
-    return word.lower() in f"{setting.path} {setting.description}".lower()
 
 
 def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:

@@ -8,9 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
-from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, RUN_FILE
+from trimtab.infra.reports import (
+    AUDIT_FILES,
+    PLOTS,
+    REPORT_FILES,
+    RUN_FILE,
+    TrackedReport,
+    fetch_report,
+    tracked_reports,
+)
 from trimtab.infra.settings import Settings, hide_password
-from trimtab.infra.tracking.reports import TrackedReport, fetch_report, tracked_reports
 
 ON_THE_SERVER = "MLflow: trimtab report {name}"
 

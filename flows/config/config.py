@@ -7,13 +7,14 @@ Recipes (`trimtab.flows.config.recipes`) are whole configurations; a run changes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trimtab.flows.config.errors import ConfigError
-from trimtab.flows.config.explain import explain, short
+from trimtab.flows.config.paths import explain, short
+from trimtab.models.config.arms import Arm
 from trimtab.models.config.base import (
     LARGEST_SEED,
     RunSeed,
@@ -51,25 +52,9 @@ from trimtab.models.config.reward import (
 )
 from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import SFTConfig, TrainerConfig
-from trimtab.models.counts import layer_of_vectors
+from trimtab.models.nets.counts import layer_of_vectors
 
-Arm = Literal[
-    "vanilla",
-    "ppo_max_rm",
-    "ppo_max_am",
-    "full",
-    "ppo_max_ensemble",
-    "ppo_max_safety",
-    "ppo_max_no_sft",
-    "dpo",
-    "cpl",
-    "best_of_n",
-    "rejection_sampling",
-    "rejection_sampling_ppo",
-    "rest",
-    "hir",
-    "rlaif_direct",
-]
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
 # Sizes of attention heads for which vLLM has a kernel on every device.
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -85,6 +70,12 @@ class Section(BaseModel):
     """Base of the run's own sections."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _refuse(mistakes: Iterable[str]) -> None:
+    """ValueError with all mistakes that several settings together make."""
+    if found := list(mistakes):
+        raise ValueError("; ".join(found))
 
 
 class EnsembleConfig(Section):
@@ -140,54 +131,50 @@ class EnsembleConfig(Section):
     member: RewardModelConfig = RewardModelConfig()
 
     @model_validator(mode="after")
-    def _external_voters_can_be_named(self) -> Self:
-        """The page names each by the last part of its path, or by its name."""
-        if self.cross_fitted is not None and not self.embedding_models_vote:
-            raise ValueError(
-                f"cross_fitted must be none where votes is {', '.join(self.votes)}, found one: "
-                "votes=cross_fitted is a vote of reward models alone"
-            )
-        for name, given in (
-            ("scores", [last_part(each) for each in self.scores]),
-            ("reward_models", [last_part(each) for each in self.reward_models]),
-            ("judges", [each.name for each in self.judges]),
-        ):
+    def _is_consistent(self) -> Self:
+        require_different("votes", self.votes)
+        # The page names each by the last part of its path, or by its name.
+        external = {
+            "scores": [last_part(each) for each in self.scores],
+            "reward_models": [last_part(each) for each in self.reward_models],
+            "judges": [each.name for each in self.judges],
+        }
+        for name, given in external.items():
             require_different(name, given)
-            if given and not self.embedding_models_vote:
-                raise ValueError(
-                    f"{name} must be empty where votes is {', '.join(self.votes)}, found "
-                    f"{', '.join(given)}: they vote beside embedding models"
-                )
+        _refuse(self._mistakes(external))
         return self
 
-    @model_validator(mode="after")
-    def _judges_at_one_endpoint_have_one_limit(self) -> Self:
-        """They spend together (`trimtab.tasks.judges`)."""
-        limits: dict[str, str] = {}
+    def _mistakes(self, external: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        votes = ", ".join(self.votes)
+        if not self.embedding_models_vote:
+            if self.cross_fitted is not None:
+                yield (
+                    f"cross_fitted must be none where votes is {votes}, found one: "
+                    "votes=cross_fitted is a vote of reward models alone"
+                )
+            for name, given in external.items():
+                if given:
+                    yield (
+                        f"{name} must be empty where votes is {votes}, found {', '.join(given)}: "
+                        "they vote beside embedding models"
+                    )
+            if self.self_test_share:
+                yield (
+                    f"self_test_share must be 0 where votes is {votes}, found "
+                    f"{self.self_test_share}; preferences.flip_share plants flips for reward models"
+                )
+        elif len(self.votes) > 1:
+            yield f"votes must be embedding_models alone or without it, found {votes}"
+        limits: dict[str, str] = {}  # of what judges at one endpoint spend together
         for each in self.judges:
             if (endpoint := each.judge.endpoint) is not None:
                 known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
                 if known != endpoint.limits_in_words:
-                    raise ValueError(
+                    yield (
                         f"judges at one endpoint must have the same limits, found "
                         f"{known or 'none'} and {endpoint.limits_in_words or 'none'} for "
                         f"{endpoint.model}: they spend together"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _votes_differ(self) -> Self:
-        require_different("votes", self.votes)
-        if "embedding_models" in self.votes and len(self.votes) > 1:
-            raise ValueError(
-                f"votes must be embedding_models alone or without it, found {', '.join(self.votes)}"
-            )
-        if self.self_test_share and not self.embedding_models_vote:
-            raise ValueError(
-                f"self_test_share must be 0 where votes is {', '.join(self.votes)}, found "
-                f"{self.self_test_share}; preferences.flip_share plants flips for reward models"
-            )
-        return self
 
     @property
     def embedding_models_vote(self) -> bool:
@@ -332,22 +319,6 @@ class RunConfig(Section):
             raise ValueError("; ".join(wrong))
         return values
 
-    @model_validator(mode="after")
-    def _embedding_models_differ(self) -> Self:
-        found = [each.name for each in self.embedding_models]
-        if len(set(found)) < len(found):
-            raise ValueError(
-                f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
-                "states_linear (encoder=policy or a packaged language model), embedding_linear, "
-                "embedding_nearest, style and ratings, one each"
-            )
-        if self.ensemble.embedding_models_vote and not found:
-            raise ValueError(
-                "embedding_models must name some where ensemble.votes is embedding_models, found "
-                "none"
-            )
-        return self
-
     @property
     def needs_policy(self) -> bool:
         """Whether a label audit needs a language model."""
@@ -356,140 +327,142 @@ class RunConfig(Section):
         return self.is_synthetic or not self.ensemble.embedding_models_vote or has_policy or asks
 
     @model_validator(mode="after")
-    def _reward_models_read_dialogues(self) -> Self:
-        """Prompts that a base model's chat template has written have no turns that can be told."""
-        base, given = self.sft.model.base, self.ensemble.reward_models
-        if base is not None and given:
-            raise ValueError(
-                f"sft.model.base must be none with ensemble.reward_models, found {base!r}: its "
-                "chat template would write the prompts, which a reward model reads by its own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _seeds_are_in_range(self) -> Self:
-        """Every stage's seed, after `seeded`, is one that numpy and scikit-learn accept."""
-        allowed = LARGEST_SEED - MAX_OFFSET - 1000 * self.seed
-        wrong = {path: seed for path, seed in _seeds(self) if seed > allowed}
-        if wrong:
-            path, seed = max(wrong.items(), key=lambda each: each[1])
-            raise ValueError(
-                f"{path} must be at most {allowed} where seed is {self.seed}, found {seed}: 1000 "
-                "times seed is added to it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _model_has_the_layers(self) -> Self:
-        model = self.sft.model
-        if model.base is None:
-            check_layers(self, model.num_layers)
-            _check_lengths(self)
-            samplers = sampled_by_vllm(self)
-            if samplers and model.head_size not in VLLM_HEADS:
-                raise ValueError(
-                    "sft.model.hidden_size / sft.model.num_heads must be one of "
-                    f"{', '.join(map(str, VLLM_HEADS))} where {samplers[0]} is given, found "
-                    f"{model.head_size}: vLLM has no attention for others"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _arms_differ(self) -> Self:
+    def _is_consistent(self) -> Self:
         require_different("arms", self.arms)
+        checks = (_seed_mistakes, _model_mistakes, _pair_mistakes, _label_mistakes, _arm_mistakes)
+        _refuse(mistake for check in checks for mistake in check(self))
         return self
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.needs_policy and not self.is_synthetic and self.sft.model.base is None:
-            raise ValueError(
-                "preferences.sources is given but sft.model.base is not: real text needs a base "
-                "model (a folder, a hub id, or `smollm2-135m-instruct`)"
-            )
-        if not self.is_synthetic and self.advantage_model.use_importance_weights:
-            raise ValueError(
-                "advantage_model.use_importance_weights must be false with preferences.sources, "
-                "found true: the policies that wrote people's comparisons are not known"
-            )
-        if self.is_synthetic and self.preferences.demonstrations:
-            raise ValueError(
-                "preferences.demonstrations must be empty without preferences.sources, found "
-                f"{list(self.preferences.demonstrations)}: the synthetic world has its own"
-            )
-        for name, prompts in (
-            ("ppo.prompts", self.ppo.prompts),
-            ("rounds.meta_rm.prompts", self.rounds.meta_rm.prompts),
-        ):
-            if not self.is_synthetic and prompts != "policy":
-                raise ValueError(
-                    f"{name} must be policy with preferences.sources, found {prompts}: only the "
-                    "synthetic world has a held-out family"
-                )
-        reviser = self.constitution and self.constitution.revise.judge
-        if not self.is_synthetic and reviser and reviser.gold_accuracy is not None:
-            raise ValueError(
-                "constitution.revise.judge.gold_accuracy must be none with preferences.sources, "
-                f"found {reviser.gold_accuracy}: gold knows the synthetic world only: give "
-                "endpoint or local_model"
-            )
-        return self
 
-    @model_validator(mode="after")
-    def _some_are_held_out(self) -> Self:
-        given = self.preferences
-        if not self.ensemble.embedding_models_vote and 0 in (
-            given.validation_share,
-            given.test_share,
-        ):
-            raise ValueError(
-                "preferences.validation_share and preferences.test_share must be above 0 unless "
-                "ensemble.votes is embedding_models, found "
-                f"{given.validation_share:g} and {given.test_share:g}: scorers and policies are "
-                "measured on these pairs"
-            )
-        return self
+def _seed_mistakes(config: RunConfig) -> Iterator[str]:
+    """Every stage's seed, after `seeded`, is one that numpy and scikit-learn accept."""
+    allowed = LARGEST_SEED - MAX_OFFSET - 1000 * config.seed
+    path, seed = max(_settings_named("seed", config), key=lambda each: each[1])
+    if seed > allowed:
+        yield (
+            f"{path} must be at most {allowed} where seed is {config.seed}, found {seed}: 1000 "
+            "times seed is added to it"
+        )
 
-    @model_validator(mode="after")
-    def _judges_can_judge(self) -> Self:
-        names = [each.name for each in self.judges]
-        if len(set(names)) < len(names):
-            raise ValueError(f"judges must have different names, found {', '.join(names)}")
-        for path, judges in (("judges", self.judges), ("ensemble.judges", self.ensemble.judges)):
-            gold = [each.name for each in judges if each.judge.gold_accuracy is not None]
-            if gold and not self.is_synthetic:
-                raise ValueError(
-                    f"{path}.judge.gold_accuracy must be none with preferences.sources, found it "
-                    f"for {', '.join(gold)}: gold knows the synthetic world only"
-                )
-        return self
 
-    @model_validator(mode="after")
-    def _labels_have_a_judge(self) -> Self:
-        judged = self.judge_preferences
-        if self.ai_labels is not None and (judged is None or "train" not in judged.splits):
-            raise ValueError(
-                "judge_preferences must name a judge of the split train where ai_labels is given, "
-                f"found {'none' if judged is None else f'splits {judged.splits}'}"
-            )
-        return self
+def _model_mistakes(config: RunConfig) -> Iterator[str]:
+    """Where a model from scratch has not the layers, the length or the heads that are asked for."""
+    model = config.sft.model
+    if model.base is not None:
+        return
+    yield from layer_mistakes(config, model.num_layers)
+    path, longest = max(_settings_named("max_new_tokens", config), key=lambda each: each[1])
+    if model.max_length < longest + 2:  # an answer with its end and some prompt
+        yield (
+            f"sft.model.max_length must be at least {longest + 2} where {path} is {longest}, "
+            f"found {model.max_length}"
+        )
+    samplers = sampled_by_vllm(config)
+    if samplers and model.head_size not in VLLM_HEADS:
+        yield (
+            "sft.model.hidden_size / sft.model.num_heads must be one of "
+            f"{', '.join(map(str, VLLM_HEADS))} where {samplers[0]} is given, found "
+            f"{model.head_size}: vLLM has no attention for others"
+        )
 
-    @model_validator(mode="after")
-    def _arms_have_their_scorers(self) -> Self:
-        if "ppo_max_ensemble" in self.arms and self.ensemble.size < NUM_JUDGES + 2:
-            raise ValueError(
-                f"ensemble.size must be at least {NUM_JUDGES + 2} for the arm ppo_max_ensemble, "
-                f"found {self.ensemble.size}: it scores by the members that do not judge"
+
+def _pair_mistakes(config: RunConfig) -> Iterator[str]:
+    """People's pairs without a base model, or with what only the synthetic world has."""
+    if config.is_synthetic:
+        return
+    if config.needs_policy and config.sft.model.base is None:
+        yield (
+            "preferences.sources is given but sft.model.base is not: real text needs a base "
+            "model (a folder, a hub id, or `smollm2-135m-instruct`)"
+        )
+    if config.advantage_model.use_importance_weights:
+        yield (
+            "advantage_model.use_importance_weights must be false with preferences.sources, "
+            "found true: the policies that wrote people's comparisons are not known"
+        )
+    for name, prompts in (
+        ("ppo.prompts", config.ppo.prompts),
+        ("rounds.meta_rm.prompts", config.rounds.meta_rm.prompts),
+    ):
+        if prompts != "policy":
+            yield (
+                f"{name} must be policy with preferences.sources, found {prompts}: only the "
+                "synthetic world has a held-out family"
             )
-        if "ppo_max_safety" in self.arms and not self.ppo.scoring.safety_categories:
-            raise ValueError(
-                "ppo.scoring.safety_categories must name categories of pairs for the arm "
-                "ppo_max_safety, found none: its two reward models are trained on these and others"
+    reviser = config.constitution and config.constitution.revise.judge
+    if reviser and reviser.gold_accuracy is not None:
+        yield (
+            "constitution.revise.judge.gold_accuracy must be none with preferences.sources, "
+            f"found {reviser.gold_accuracy}: gold knows the synthetic world only: give "
+            "endpoint or local_model"
+        )
+    for path, judges in (("judges", config.judges), ("ensemble.judges", config.ensemble.judges)):
+        gold = [each.name for each in judges if each.judge.gold_accuracy is not None]
+        if gold:
+            yield (
+                f"{path}.judge.gold_accuracy must be none with preferences.sources, found it "
+                f"for {', '.join(gold)}: gold knows the synthetic world only"
             )
-        if "rlaif_direct" in self.arms and self.ppo.scoring.judge is None:
-            raise ValueError(
-                "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
+
+
+def _label_mistakes(config: RunConfig) -> Iterator[str]:
+    """Who votes on the labels, on what, and what is held out."""
+    names = [each.name for each in config.embedding_models]
+    if len(set(names)) < len(names):
+        yield (
+            f"embedding_models must be of different kinds, found {', '.join(names)}; allowed: "
+            "states_linear (encoder=policy or a packaged language model), embedding_linear, "
+            "embedding_nearest, style and ratings, one each"
+        )
+    if config.ensemble.embedding_models_vote:
+        if not names:
+            yield (
+                "embedding_models must name some where ensemble.votes is embedding_models, found "
+                "none"
             )
-        return self
+    elif 0 in (config.preferences.validation_share, config.preferences.test_share):
+        yield (
+            "preferences.validation_share and preferences.test_share must be above 0 unless "
+            "ensemble.votes is embedding_models, found "
+            f"{config.preferences.validation_share:g} and {config.preferences.test_share:g}: "
+            "scorers and policies are measured on these pairs"
+        )
+    base = config.sft.model.base
+    if base is not None and config.ensemble.reward_models:
+        yield (  # which has no turns that can be told
+            f"sft.model.base must be none with ensemble.reward_models, found {base!r}: its "
+            "chat template would write the prompts, which a reward model reads by its own"
+        )
+    if config.is_synthetic and config.preferences.demonstrations:
+        yield (
+            "preferences.demonstrations must be empty without preferences.sources, found "
+            f"{list(config.preferences.demonstrations)}: the synthetic world has its own"
+        )
+    judged = config.judge_preferences
+    if config.ai_labels is not None and (judged is None or "train" not in judged.splits):
+        yield (
+            "judge_preferences must name a judge of the split train where ai_labels is given, "
+            f"found {'none' if judged is None else f'splits {judged.splits}'}"
+        )
+
+
+def _arm_mistakes(config: RunConfig) -> Iterator[str]:
+    """Judges of the comparison that share a name, and arms without their scorers."""
+    names = [each.name for each in config.judges]
+    if len(set(names)) < len(names):
+        yield f"judges must have different names, found {', '.join(names)}"
+    if "ppo_max_ensemble" in config.arms and config.ensemble.size < NUM_JUDGES + 2:
+        yield (
+            f"ensemble.size must be at least {NUM_JUDGES + 2} for the arm ppo_max_ensemble, "
+            f"found {config.ensemble.size}: it scores by the members that do not judge"
+        )
+    if "ppo_max_safety" in config.arms and not config.ppo.scoring.safety_categories:
+        yield (
+            "ppo.scoring.safety_categories must name categories of pairs for the arm "
+            "ppo_max_safety, found none: its two reward models are trained on these and others"
+        )
+    if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
+        yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
 
 
 def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
@@ -510,11 +483,11 @@ def sampled_by_vllm(config: RunConfig) -> list[str]:
     return [f"{path}vllm" for path, each in samplers if each.vllm is not None]
 
 
-def _seeds(config: RunConfig) -> Iterator[tuple[str, int]]:
-    """The seeds of the stages, by path."""
+def _settings_named(name: str, config: RunConfig) -> Iterator[tuple[str, int]]:
+    """What stages have under one name, by path."""
     for path, section in sections_of(config):
-        if path and "seed" in type(section).model_fields:
-            yield f"{path}seed", getattr(section, "seed")  # noqa: B009  (not of every section)
+        if path and name in type(section).model_fields:
+            yield f"{path}{name}", getattr(section, name)
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -527,12 +500,6 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from _texts(inner, f"{path}.{index}")
-
-
-def check_layers(config: RunConfig, num_layers: int) -> None:
-    """ValueError with all `layer_mistakes`."""
-    if mistakes := list(layer_mistakes(config, num_layers)):
-        raise ValueError("; ".join(mistakes))
 
 
 def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
@@ -591,21 +558,6 @@ def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
             )
 
 
-def _check_lengths(config: RunConfig) -> None:
-    """ValueError where a model from scratch cannot hold an answer with its end and some prompt."""
-    longest = {
-        f"{path}max_new_tokens": getattr(section, "max_new_tokens")  # noqa: B009  (of some)
-        for path, section in sections_of(config)
-        if "max_new_tokens" in type(section).model_fields
-    }
-    path = max(longest, key=longest.__getitem__)
-    if config.sft.model.max_length < longest[path] + 2:
-        raise ValueError(
-            f"sft.model.max_length must be at least {longest[path] + 2} where {path} is "
-            f"{longest[path]}, found {config.sft.model.max_length}"
-        )
-
-
 def require_flow(config: RunConfig, flow: str | None) -> None:
     """ConfigError for a flow that needs reward models where embedding models vote instead."""
     if config.ensemble.embedding_models_vote and flow != "label-audit":
@@ -621,30 +573,13 @@ def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
     return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
 
 
-def vanilla(ppo: PPOConfig) -> PPOConfig:
-    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
-
-    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
-    """
-    return ppo.model_copy(
-        update={
-            "score_treatment": "raw",
-            "score_clip": None,
-            "normalise_advantages": False,
-            "advantage_clip": None,
-            "kl_coef": 0.0,
-            "kl_target": None,
-            "ratio_denominator": "sampling",
-            "entropy_coef": 0.0,
-            "entropy_clip": None,
-            "value_clip": None,
-            "critic_pretrain_steps": 0,
-            "warmup_fraction": 0.1,
-            "ptx_coef": 0.0,
-            "rehearsal_coef": 0.0,
-            "guard": ppo.guard.model_copy(update={"action": "warn"}),
-        }
-    )
+def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
+    """A copy with some fields changed, of sections those that are named; validated as a whole."""
+    fields = dict(config)
+    for name, value in changes.items():
+        is_section = isinstance(value, Mapping) and isinstance(fields[name], BaseModel)
+        fields[name] = with_changes(fields[name], value) if is_section else value
+    return type(config).model_validate(fields)
 
 
 def load_config(values: dict[str, Any]) -> RunConfig:

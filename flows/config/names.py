@@ -33,9 +33,10 @@ from trimtab.flows.config.config import NOT_COUNTED, NUM_JUDGES, ConfigError, Ru
 from trimtab.flows.config.overrides import format_overrides
 from trimtab.flows.config.paths import leaves, value_at
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES
-from trimtab.infra.report_folders import NameTakenError, check_owner
+from trimtab.infra.reports import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import digest_of, is_remote
+from trimtab.models.config.base import last_part
 from trimtab.models.judge.constitutions import PACKAGED
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
@@ -87,8 +88,15 @@ class RunName:
 
 def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
-    part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else f"-{flow}"
-    return _named(f"{_seed_suffix(config)}{part}", given, flow, config, settings_of(config))
+    changes, usual = _changes(config), _recipe(config)
+    changes.pop("seed", None)
+    seed = f"seed{config.seed}"
+    if config.recipe in ONLY_FLOW:
+        changes = {path.removeprefix("preferences."): value for path, value in changes.items()}
+        seed = seed if config.seed != usual.seed else ""
+    part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else flow
+    name = _joined(_safe(config.recipe), seed, data_name(config), _said(changes), part)
+    return _named(name, given, flow, config, settings_of(config))
 
 
 def name_run_over_seeds(
@@ -101,10 +109,13 @@ def name_run_over_seeds(
     """The name of a run over several seeds, `chosen` with it: only what is not `usual` shows."""
     changes = {name: value for name, value in chosen.items() if list(value) != list(usual[name])}
     changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
-    parts = [flow, config.recipe, data_name(config), _said(changes)]
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
-    name = "-".join(filter(None, parts))
+    name = _joined(flow, config.recipe, data_name(config), _said(changes))
     return _named(name, given, flow, config, {**settings, **chosen})
+
+
+def _joined(*parts: str) -> str:
+    return "-".join(filter(None, parts))
 
 
 def _named(
@@ -137,25 +148,24 @@ def registered_model_name(config: RunConfig) -> str:
     `trimtab-policy-<recipe>`; with another seed, data, or settings of what the policies are judged
     on, these too: pairs, SFT and judges must be the same for one champion to follow another.
     """
-    seed = f"seed{config.seed}" if config.seed != _recipe(config).seed else ""
-    ours, usual = _judged_on(config), _judged_on(_recipe(config))
-    parts = ["trimtab-policy", _safe(config.recipe), seed, data_name(config)]
-    if ours != usual:
-        parts.append(_digest(ours))
-    return "-".join(filter(None, parts))
+    usual = _recipe(config)
+    seed = f"seed{config.seed}" if config.seed != usual.seed else ""
+    ours = _judged_on(config)
+    digest = _digest(ours) if ours != _judged_on(usual) else ""
+    return _joined("trimtab-policy", _safe(config.recipe), seed, data_name(config), digest)
 
 
 def _judged_on(config: RunConfig) -> dict[str, Any]:
     """The settings that decide how policies are judged, without seed and data."""
-    values = {name: _plain(config)[name] for name in JUDGED_ON}
+    plain = _plain(config)
+    values, ensemble = {name: plain[name] for name in JUDGED_ON}, plain["ensemble"]
     values["preferences"] = {
         name: value
-        for name, value in values["preferences"].items()
+        for name, value in plain["preferences"].items()
         if f"preferences.{name}" not in DATA
     }
-    ensemble = _plain(config)["ensemble"]
     return values | {
-        "labels": _plain(config)["judge_preferences"] if config.ai_labels else None,
+        "labels": plain["judge_preferences"] if config.ai_labels else None,
         "judges": [ensemble["member"], ensemble["votes"][0]],
         "num_judges": min(NUM_JUDGES, config.ensemble.size - 1),
     }
@@ -169,10 +179,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 def _files(config: RunConfig) -> dict[str, Any]:
     """The settings by dotted path that name files of this machine, as they were given."""
-    given = dict(leaves(config.model_dump(mode="json")))
-    return {
-        path: given[path] for path, value in settings_of(config).items() if given[path] != value
-    }
+    given, settings = dict(leaves(config.model_dump(mode="json"))), settings_of(config)
+    return {path: given[path] for path, value in settings.items() if given[path] != value}
 
 
 def reviewed_name(name: RunName, config: RunConfig) -> RunName:
@@ -226,28 +234,17 @@ def data_name(config: RunConfig) -> str:
 
     A file is the run's own whatever its name: a recipe does not know its contents.
     """
-    ours, usual = (_data(_plain(each)) for each in (config, _recipe(config)))
+    ours, usual = (
+        [value_at(_plain(each), path)[1] for path in DATA] for each in (config, _recipe(config))
+    )
     given = [*config.preferences.sources, *config.preferences.demonstrations]
     if ours == usual and not any(map(_is_local, given)):
         return ""
     if not given:
         return "synthetic"
     more = f"+{len(given) - 1}" if len(given) > 1 else ""
-    return f"{_stem(given[0])}{more}-{_digest(ours)}"
-
-
-def _data(values: Mapping[str, Any]) -> list[Any]:
-    return [values["preferences"][path.rpartition(".")[2]] for path in DATA]
-
-
-def _seed_suffix(config: RunConfig) -> str:
-    changes = {k: v for k, v in _changes(config).items() if k != "seed"}
-    seed = f"seed{config.seed}"
-    if config.recipe in ONLY_FLOW:
-        changes = {path.removeprefix("preferences."): own for path, own in changes.items()}
-        seed = seed if config.seed != _recipe(config).seed else ""
-    parts = [_safe(config.recipe), seed, data_name(config), _said(changes)]
-    return "-".join(filter(None, parts))
+    stem = _safe(last_part(given[0]).partition(".")[0]) or "data"
+    return f"{stem}{more}-{_digest(ours)}"
 
 
 def _recipe(config: RunConfig) -> RunConfig:
@@ -262,27 +259,23 @@ def _changes(config: RunConfig) -> dict[str, Any]:
     ours, usual = (
         dict(leaves(_plain(each, exclude_defaults=True))) for each in (config, _recipe(config))
     )
-    found = {}
-    for path in (*ours, *(path for path in usual if path not in ours)):
-        if (
-            path in DATA
-            or path == "recipe"
-            or (path in ours and ours[path] == usual.get(path, ...))
+    plain, changes = _plain(config), {}
+    for path in dict.fromkeys([*ours, *usual]):
+        if path not in (*DATA, "recipe") and (
+            path not in ours or ours[path] != usual.get(path, ...)
         ):
-            continue
-        place, value = (path, ours[path]) if path in ours else value_at(_plain(config), path)
-        found[place] = value
-    return found
+            place, value = (path, ours[path]) if path in ours else value_at(plain, path)
+            changes[place] = value
+    return changes
 
 
 def _plain(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
     """The configuration as plain values, files as `<name> <sha256>`."""
     values = config.model_dump(mode="json", exclude_defaults=exclude_defaults)
-    found: dict[str, Any] = _with_contents(values)
-    return found
+    return {name: _with_contents(value, name) for name, value in values.items()}
 
 
-def _with_contents(values: Any, name: str = "") -> Any:
+def _with_contents(values: Any, name: str) -> Any:
     if isinstance(values, dict):
         return {key: _with_contents(value, key) for key, value in values.items()}
     if isinstance(values, list):
@@ -340,11 +333,6 @@ def _text(value: Any) -> tuple[str, bool]:
     if isinstance(value, list | dict):
         return "other", False
     return json.dumps(value), True
-
-
-def _stem(source: str) -> str:
-    """A file's name without its folder and its ending."""
-    return _safe(source.rstrip("/").rpartition("/")[2].partition(".")[0]) or "data"
 
 
 def _safe(text: str) -> str:

@@ -7,20 +7,26 @@ Null is a value where a field may be none, and a mistake elsewhere: JSON has no 
 which Prefect stores null. Prefect's check lets null stand for any field that is not required,
 unless the field's schema says `not`. Its forms leave out untouched fields.
 
-How the form looks is in `trimtab.flows.config.form`.
+Both of Prefect's pages (3.8.8) draw a section open, with all sections in it, sort fields by
+`position`, and let a person choose among the schemas of `anyOf`, the first unless there is a value.
+So a section is drawn as a choice between nothing and its fields. What is valid is said apart from
+that, by `if` and `then`, which the pages do not read: a mistake is then reported at its field and
+not at the choice.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, UnionType
-from typing import Annotated, Any, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
+import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -35,9 +41,43 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from trimtab.flows.config.config import ConfigError, RunConfig, load_config
-from trimtab.flows.config.explain import EXPLAINED, explain, explained, short
-from trimtab.flows.config.form import CHANGE, OFTEN, add_often_changed, draw_sections
-from trimtab.flows.config.paths import leaves, merged_changes, nested, section_of, value_at
+from trimtab.flows.config.paths import (
+    EXPLAINED,
+    explain,
+    explained,
+    leaves,
+    merged_changes,
+    nested,
+    section_of,
+    short,
+    value_at,
+)
+
+# The names of a section's choices.
+CHANGE = "change"
+FOLDED = {"type": "object", "title": "as in the recipe", "properties": {}}
+NONE = {"type": "null", "title": "none"}
+# The names of other choices, by type.
+KINDS = {
+    "integer": "number",
+    "number": "number",
+    "string": "text",
+    "array": "list",
+    "null": "none",
+}
+# Settings that people change most, first in the form, by path, with their labels.
+OFTEN = {
+    "seed": "Seed of the run (seed)",
+    "preferences.sources": "Your own pairs (preferences.sources)",
+    "preferences.max_pairs": "Number of pairs (preferences.max_pairs)",
+    "sft.model.base": "Base model (sft.model.base)",
+    "ensemble.size": "Reward models that vote (ensemble.size)",
+    "arms": "Policies to train (arms)",
+    "ppo.kl_coef": "KL coefficient (ppo.kl_coef)",
+    "ppo.num_steps": "PPO steps (ppo.num_steps)",
+}
+
+Schema = dict[str, Any]
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
@@ -149,6 +189,48 @@ def _is_number(kind: Any) -> bool:
     )
 
 
+def draw_sections(position: int, extra: Mapping[str, Any], schema: Schema) -> None:
+    """Change a field's JSON schema in place: where it stands, and how it is drawn.
+
+    extra: what is valid besides the field's type.
+    """
+    schema.update({**extra, "position": position + len(OFTEN)})
+    options = schema.get("anyOf", [schema])
+    sections = [each["$ref"] for each in options if "$ref" in each]
+    if sections:
+        for name in ("anyOf", "$ref"):
+            schema.pop(name, None)
+        section = {"$ref": sections[0]}
+        none = [dict(NONE)] if len(options) > 1 else []
+        schema["anyOf"] = [dict(FOLDED), section, *none]
+        schema |= {"if": {"type": "object"}, "then": dict(section)}
+    elif any(each.get("type") == "boolean" for each in options):
+        # Neither page's switch has a third state: a list to choose from starts without a choice.
+        for name in ("anyOf", "default", "type"):
+            schema.pop(name, None)
+        schema["enum"] = [True, False]
+    elif "anyOf" in schema:
+        for choice in schema["anyOf"]:
+            if "const" in choice:  # of which a page makes no value
+                choice["enum"] = [choice.pop("const")]
+            words = choice.get("enum", [KINDS[choice["type"]]])
+            choice["title"] = " or ".join(map(str, words))
+
+
+def add_often_changed(schema: Schema, resolved: Callable[[Schema], Schema]) -> None:
+    """Put those of `OFTEN` that `changes` has first in its schema, those of sections by path.
+
+    resolved: the section that a reference is to.
+    """
+    for position, (path, label) in enumerate(OFTEN.items()):
+        found: Schema | None = {"then": schema}
+        for name in path.split("."):
+            section = resolved(found["then"]) if found and "then" in found else {}
+            found = section.get("properties", {}).get(name)
+        if found is not None:
+            schema["properties"][path] = {**found, "title": label, "position": position}
+
+
 # All but the recipe, which is a parameter of its own.
 FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
 
@@ -258,8 +340,6 @@ def read_changes(path: Path) -> dict[str, Any]:
     `recipe`, if it is among them, says which recipe they change. ConfigError for a file that cannot
     be read, with the place of a mistake.
     """
-    from trimtab.flows.config.yaml_loader import load_yaml
-
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -313,9 +393,64 @@ def _value(text: str) -> Any:
     except ValueError:
         if not (text.startswith("[") and text.endswith("]")) and not text.startswith("{"):
             return text
-    from trimtab.flows.config.yaml_loader import load_yaml
-
     try:
         return load_yaml(text)
     except ValueError:
         return text
+
+
+# PyYAML follows version 1.1 of YAML, in which `on`, the name of one of our settings, is a switch,
+# 5e-6 a text and 1:30 the number 90. Below are numbers and switches as version 1.2 reads them.
+TAG = "tag:yaml.org,2002:"
+REPLACED = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?",
+        "-+0123456789.",
+    ),
+}
+REMOVED = [TAG + name for name in (*REPLACED, "timestamp")]
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in REMOVED]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As PyYAML's own, but a name that comes twice is refused."""
+        names = [self.construct_object(key, deep=True) for key, _ in node.value]
+        _refuse_repeated(names, str(node.start_mark))
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        return values
+
+
+for _name, (_pattern, _firsts) in REPLACED.items():
+    _Loader.add_implicit_resolver(TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_firsts))
+# Version 1.1's reads 010 as 8.
+_Loader.add_constructor(f"{TAG}int", lambda loader, node: int(loader.construct_scalar(node)))
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a document of JSON or YAML; ValueError, with the place, for what is none."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError:
+        pass
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader: plain values only
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_repeated([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_repeated(names: list[Any], place: str = "") -> None:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} comes twice{place}")

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from trimtab.flows.pipeline.run import Future, Run
+from trimtab.models import specs
+from trimtab.models.config.arms import ARMS
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.config.training import TrainConfig
-from trimtab.models.specs import (
-    COMPARISONS,
-    CONSTITUTIONAL_SFT,
-    PREFERENCES,
-    REVISE,
-    SFT,
-    TRUNK_CACHE,
-    WORLD,
-)
 from trimtab.tasks.resources import ALL_CORES
 
 
@@ -21,10 +14,10 @@ def prepare(run: Run) -> None:
     """Preference pairs, prompts and the SFT policy."""
     config = run.config
     if config.is_synthetic:
-        run["data"] = run.submit(WORLD, run.seeded(config.world))
+        run["data"] = run.submit(specs.WORLD, run.seeded(config.world))
         _fine_tune(run)
         run["preferences"] = run.submit(
-            COMPARISONS,
+            specs.COMPARISONS,
             run.seeded(config.comparisons),
             data=run["data"],
             policy=run["sft"],
@@ -40,20 +33,22 @@ def read_pairs(run: Run) -> None:
     config = run.config
     files = run.seeded(config.preferences)
     run["data"] = run["preferences"] = run.submit(
-        PREFERENCES, files.model_copy(update={"tokenizer": config.sft.model.base})
+        specs.PREFERENCES, files.model_copy(update={"tokenizer": config.sft.model.base})
     )
 
 
 def _fine_tune(run: Run) -> None:
     """The SFT policy; under a constitution, one that has learned its own revised answers."""
     config, constitution = run.config, run.config.constitution
-    policy = run.submit(SFT, run.seeded(config.sft), data=run["data"], resources=run.all_cores)
+    policy = run.submit(
+        specs.SFT, run.seeded(config.sft), data=run["data"], resources=run.all_cores
+    )
     if constitution is None:
         run["sft"] = policy
         return
     run["helpful_sft"] = policy
     run["revisions"] = run.submit(
-        REVISE,
+        specs.REVISE,
         run.seeded(constitution.revise),
         data=run["data"],
         policy=policy,
@@ -62,7 +57,7 @@ def _fine_tune(run: Run) -> None:
     learn = constitution.learn
     learn = learn.model_copy(update={"train": learn.train or config.sft.train})
     run["sft"] = run.submit(
-        CONSTITUTIONAL_SFT,
+        specs.CONSTITUTIONAL_SFT,
         run.seeded(learn),
         data=run["data"],
         policy=policy,
@@ -79,7 +74,7 @@ def cache_trunk(run: Run) -> None:
         config.reward_model,
         config.advantage_model,
         config.rounds.meta_rm,
-        *(arm for name, arm in (("dpo", config.dpo), ("cpl", config.cpl)) if name in config.arms),
+        *(getattr(config, arm) for arm in config.arms if ARMS[arm].trained_by == "pairs"),
     ]
     trained = [
         (reader.train.trainable_layers, reader.train.precision)
@@ -88,16 +83,22 @@ def cache_trunk(run: Run) -> None:
     ]
     if trained and config.cache_trunk:
         precisions = {precision for _, precision in trained}
-        run["trunk"] = run.submit(
-            TRUNK_CACHE,
-            TrunkCacheConfig(
-                trainable_layers=max(upper for upper, _ in trained),
-                precision=precisions.pop() if len(precisions) == 1 else "float32",
-            ),
-            policy=run["sft"],
-            preferences=run["preferences"],
-            resources=ALL_CORES,
+        cached = TrunkCacheConfig(
+            trainable_layers=max(upper for upper, _ in trained),
+            precision=precisions.pop() if len(precisions) == 1 else "float32",
         )
+        run["trunk"] = submit_trunk(run, cached, run["sft"])
+
+
+def submit_trunk(run: Run, config: TrunkCacheConfig, policy: Future) -> Future:
+    """What the frozen layers of a policy make of all pairs."""
+    return run.submit(
+        specs.TRUNK_CACHE,
+        config,
+        policy=policy,
+        preferences=run["preferences"],
+        resources=ALL_CORES,
+    )
 
 
 def prompts_for(run: Run) -> Future | None:

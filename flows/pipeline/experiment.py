@@ -1,7 +1,7 @@
 """The whole experiment on one page: which stages a run of each flow is made of.
 
-A run of a flow hands them to Prefect (`run_flow`), a plan only notes them down. Each flow is a
-module of its own, because Prefect makes a flow's form when its module is imported, and a process
+A run of a flow hands them to Prefect (`experiment_flow`), a plan only notes them down. Each flow is
+a module of its own, because Prefect makes a flow's form when its module is imported, and a process
 that runs one flow has no use for the forms of the others.
 """
 
@@ -19,8 +19,8 @@ from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
 from trimtab.flows.pipeline.run import Run
+from trimtab.models import specs
 from trimtab.models.config.reporting import WinMatrixConfig
-from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
 
 
 def rlhf(run: Run) -> int | None:
@@ -50,13 +50,13 @@ def compare(*runs: Run) -> None:
     evaluations = {f"{run.config.seed}.{arm}": run[f"eval_{arm}"] for run in runs for arm in arms}
     for judge in first.judges:
         last[f"judged_{judge.name}"] = last.submit_to_judge(
-            JUDGE_ANSWERS,
+            specs.JUDGE_ANSWERS,
             seeded(judge, first.seed),
             evaluations=evaluations,
             label=f"judge {judge.name}",
         )
     last["win_matrix"] = last.submit(
-        WIN_MATRIX,
+        specs.WIN_MATRIX,
         seeded(
             WinMatrixConfig(
                 tie_margin=first.evaluate.tie_margin, num_resamples=first.evaluate.num_resamples

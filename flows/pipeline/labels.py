@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from trimtab.flows.config.config import RunConfig, Vote, seeded
-from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.config.config import EnsembleConfig, RunConfig, Vote
+from trimtab.flows.pipeline.data import submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
+from trimtab.models import specs
 from trimtab.models.config.base import last_part
+from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
@@ -21,23 +23,7 @@ from trimtab.models.config.reward import (
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import ModelConfig, SFTConfig
-from trimtab.models.specs import (
-    AI_LABELS,
-    AUDIT,
-    EMBEDDING_MODEL,
-    EMBEDDINGS,
-    EXTERNAL_REWARD_MODEL,
-    EXTERNAL_VOTES,
-    JUDGE_PREFERENCES,
-    RELABEL,
-    REWARD_MODEL,
-    SFT,
-    STRENGTH,
-    TRUNK_CACHE,
-)
 from trimtab.tasks.resources import ALL_CORES, Resources, Slot
-
-EXTERNAL = "external_"  # how roles of voters begin that the user has
 
 
 def audit_labels(run: Run) -> None:
@@ -58,23 +44,25 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
     config = run.config
     voters = _voters(config)
     run["relabelled"] = run.submit(
-        RELABEL,
+        specs.RELABEL,
         config.relabel,
         preferences=run["preferences"],
         strength=run["strength"],
         label=f"relabel{how}",
     )
     run["audit"] = run.submit(
-        AUDIT,
+        specs.AUDIT,
         AuditConfig(
             recipe=config.recipe,
             seed=config.seed,
             voters=tuple(voters.values()),
-            num_external=sum(name.startswith(EXTERNAL) for name in voters),
+            num_external=len(list(_external_voters(config.ensemble))),
             judges=tuple(each.name for each in config.ensemble.judges),
         ),
         preferences=run["preferences"],
-        member=[run[name] for name in voters or _members(config)],
+        member=[
+            run[role] for role in voters or [f"member_{i}" for i in range(config.ensemble.size)]
+        ],
         strength=run["strength"],
         self_test=run.get("self_test"),
         relabelled=run["relabelled"],
@@ -96,7 +84,7 @@ def add_embedding_models(run: Run) -> None:
         )
         if encoder not in encoded:
             encoded[encoder] = run.submit(
-                EMBEDDINGS,
+                specs.EMBEDDINGS,
                 encoder,
                 preferences=run["preferences"],
                 policy=run["sft"] if is_policy else None,
@@ -115,7 +103,7 @@ def _vectors(config: EmbeddingModelConfig) -> str:
 
 def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") -> Future:
     return run.submit(
-        EMBEDDING_MODEL,
+        specs.EMBEDDING_MODEL,
         run.seeded(config),
         preferences=run["preferences"],
         embeddings=run[_vectors(config)],
@@ -130,32 +118,54 @@ def _voters(config: RunConfig) -> dict[str, str]:
     ensemble = config.ensemble
     if not ensemble.embedding_models_vote:
         return {}
-    found = {each.name: each.name for each in config.embedding_models}
+    voters = {each.name: each.name for each in config.embedding_models}
     for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
-        found[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
+        voters[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
+    return voters | {role: name for role, name, _ in _external_voters(ensemble)}
+
+
+def _external_voters(
+    ensemble: EnsembleConfig,
+) -> Iterator[
+    tuple[str, str, ExternalVotesConfig | ExternalRewardModelConfig | JudgePreferencesConfig]
+]:
+    """Role, name on the page and configuration of the voters that the user has."""
     for index, source in enumerate(ensemble.scores):
-        found[f"external_votes_{index}"] = f"votes of {last_part(source)}"
-    for index, model in enumerate(ensemble.reward_models):
-        found[f"external_reward_model_{index}"] = f"reward model {last_part(model)}"
+        votes = ExternalVotesConfig(source=source)
+        yield f"external_votes_{index}", f"votes of {last_part(source)}", votes
+    for index, name in enumerate(ensemble.reward_models):
+        model = ExternalRewardModelConfig(model=name, precision=ensemble.member.train.precision)
+        yield f"external_reward_model_{index}", f"reward model {last_part(name)}", model
     for index, judge in enumerate(ensemble.judges):
-        found[f"external_judge_{index}"] = f"judge {judge.name}"
-    return found
+        yield f"external_judge_{index}", f"judge {judge.name}", judge.comparing()
+
+
+def _add_external_voters(run: Run) -> None:
+    pairs = run["preferences"]
+    for role, label, config in _external_voters(run.config.ensemble):
+        if isinstance(config, ExternalVotesConfig):
+            run[role] = run.submit(specs.EXTERNAL_VOTES, config, preferences=pairs, label=label)
+        elif isinstance(config, ExternalRewardModelConfig):
+            run[role] = run.submit(
+                specs.EXTERNAL_REWARD_MODEL,
+                config,
+                preferences=pairs,
+                resources=ALL_CORES,
+                label=label,
+            )
+        else:
+            run[role] = run.submit_to_judge(
+                specs.JUDGE_PREFERENCES, run.seeded(config), preferences=pairs, label=label
+            )
 
 
 def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
     """`base`, the language model as it is, and `base_trunk`, what its frozen layers make."""
     policy = SFTConfig(model=ModelConfig(base=config.base), fine_tune=False)
-    run["base"] = run.submit(SFT, policy, data=run["data"], label="base model")
-    if config.train.trainable_layers is not None:
-        run["base_trunk"] = run.submit(
-            TRUNK_CACHE,
-            TrunkCacheConfig(
-                trainable_layers=config.train.trainable_layers, precision=config.train.precision
-            ),
-            policy=run["base"],
-            preferences=run["preferences"],
-            resources=ALL_CORES,
-        )
+    run["base"] = run.submit(specs.SFT, policy, data=run["data"], label="base model")
+    if (upper := config.train.trainable_layers) is not None:
+        cached = TrunkCacheConfig(trainable_layers=upper, precision=config.train.precision)
+        run["base_trunk"] = submit_trunk(run, cached, run["base"])
 
 
 def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> list[Future]:
@@ -174,7 +184,7 @@ def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> li
     )
     return [
         run.submit(
-            REWARD_MODEL,
+            specs.REWARD_MODEL,
             run.seeded(member.model_copy(update={"fold": index}), index + 1),
             policy=run["base"],
             preferences=run["preferences"],
@@ -184,40 +194,6 @@ def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> li
         )
         for index in range(config.size)
     ]
-
-
-def _add_external_voters(run: Run) -> None:
-    """`external_votes_<index>`, `external_reward_model_<index>` and `external_judge_<index>`:
-    voters that the user has."""
-    names, ensemble = _voters(run.config), run.config.ensemble
-    for index, source in enumerate(ensemble.scores):
-        role = f"external_votes_{index}"
-        config = ExternalVotesConfig(source=source)
-        run[role] = run.submit(
-            EXTERNAL_VOTES, config, preferences=run["preferences"], label=names[role]
-        )
-    for index, model in enumerate(ensemble.reward_models):
-        role = f"external_reward_model_{index}"
-        run[role] = run.submit(
-            EXTERNAL_REWARD_MODEL,
-            ExternalRewardModelConfig(model=model, precision=ensemble.member.train.precision),
-            preferences=run["preferences"],
-            resources=ALL_CORES,
-            label=names[role],
-        )
-    for index, judge in enumerate(ensemble.judges):
-        role = f"external_judge_{index}"
-        run[role] = run.submit_to_judge(
-            JUDGE_PREFERENCES,
-            run.seeded(judge.comparing()),
-            preferences=run["preferences"],
-            label=names[role],
-        )
-
-
-def _members(config: RunConfig) -> tuple[str, ...]:
-    """The roles of the reward models that vote."""
-    return tuple(f"member_{index}" for index in range(config.ensemble.size))
 
 
 def _vote_of_embedding_models(run: Run) -> Future:
@@ -234,16 +210,18 @@ def _vote_of_embedding_models(run: Run) -> Future:
         ]
         planted = [_embedding_model(run, each, "self-test, ") for each in copies]
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
-        external = [run[name] for name in _voters(run.config) if name.startswith(EXTERNAL)]
+        external = [run[role] for role, _, _ in _external_voters(ensemble)]
         run["self_test"] = run.submit(
-            STRENGTH,
+            specs.STRENGTH,
             calibrated,
             member=planted + external,
             preferences=pairs,
             label="strength of the self-test",
         )
     members = [run[name] for name in _voters(run.config)]
-    return run.submit(STRENGTH, calibrated, member=members, preferences=pairs, label="strength")
+    return run.submit(
+        specs.STRENGTH, calibrated, member=members, preferences=pairs, label="strength"
+    )
 
 
 def ask_judge(run: Run) -> None:
@@ -251,12 +229,12 @@ def ask_judge(run: Run) -> None:
     config, labels = run.config.judge_preferences, run.config.ai_labels
     if config is not None:
         run["judged"] = run.submit_to_judge(
-            JUDGE_PREFERENCES, run.seeded(config), preferences=run["preferences"]
+            specs.JUDGE_PREFERENCES, run.seeded(config), preferences=run["preferences"]
         )
     if labels is not None:
         run["pairs_as_given"] = run["preferences"]
         run["preferences"] = run.submit(
-            AI_LABELS, labels, preferences=run["pairs_as_given"], judgements=run["judged"]
+            specs.AI_LABELS, labels, preferences=run["pairs_as_given"], judgements=run["judged"]
         )
 
 
@@ -282,10 +260,14 @@ def _vote(
 ) -> Future:
     """An ensemble, whose members play the roles `<prefix>member_<index>`, and its vote."""
     config, size = run.config, run.config.ensemble.size
-    members = [
-        run.submit(
-            REWARD_MODEL,
-            _member(config, vote, index),
+    members = []
+    for index in range(size):
+        member = run.seeded(config.ensemble.member, index + 1)
+        if vote == "cross_fitted":
+            member = member.model_copy(update={"fold": index % member.num_folds})
+        trained = run.submit(
+            specs.REWARD_MODEL,
+            member,
             policy=run["sft"],
             preferences=run["preferences"],
             trunk=trunk_for(run, config.ensemble.member.train),
@@ -297,16 +279,8 @@ def _vote(
             ),
             wait_for=wait_for,
         )
-        for index in range(size)
-    ]
-    for index, member in enumerate(members):
-        run[f"{prefix}member_{index}"] = member
-    return run.submit(STRENGTH, StrengthConfig(mode=vote), member=members, label=f"strength {vote}")
-
-
-def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
-    """Member `index` of a vote: its own seed and, cross-fitted, its own fold."""
-    member: RewardModelConfig = seeded(config.ensemble.member, config.seed, index + 1)
-    if vote == "cross_fitted":
-        member = member.model_copy(update={"fold": index % member.num_folds})
-    return member
+        run[f"{prefix}member_{index}"] = trained
+        members.append(trained)
+    return run.submit(
+        specs.STRENGTH, StrengthConfig(mode=vote), member=members, label=f"strength {vote}"
+    )

@@ -1,62 +1,24 @@
-"""The arms: how each trains a policy, and how the policy is evaluated and judged against SFT.
+"""How every arm trains its policy, and how the policy is evaluated and judged against SFT.
 
-| arm                      | start              | optimised against or learned from                |
-|--------------------------|--------------------|--------------------------------------------------|
-| `vanilla`                | SFT                | the first member, trained on raw labels; no trick|
-| `ppo_max_rm`             | SFT                | the reward model of relabelled pairs             |
-| `ppo_max_am`             | SFT                | the Advantage Model                              |
-| `full`                   | SFT                | the Advantage Model, with rehearsal              |
-| `ppo_max_ensemble`       | SFT                | the ensemble's members that do not judge, as one |
-| `ppo_max_safety`         | SFT                | a reward model of helpfulness and one of safety  |
-| `ppo_max_no_sft`         | the base model     | the Advantage Model                              |
-| `rlaif_direct`           | SFT                | the ratings of `ppo.scoring.judge` [RLAIF]       |
-| `rejection_sampling_ppo` | rejection sampling | the Advantage Model [Llama 2]                    |
-| `dpo`, `cpl`             | SFT                | the relabelled pairs                             |
-| `rejection_sampling`, `rest`, `hir` | SFT     | samples that the Advantage Model has scored      |
-| `best_of_n`              | SFT                | nothing: the best of n answers                   |
-
-Of the PPO arms only `full` uses rehearsal; other methods do if their `rehearsal_coef` is above 0.
-Artifacts between an arm's start and its policy have roles that begin with the arm's name.
+The arms are the rows of trimtab.models.config.arms. Artifacts between an arm's
+start and its policy have roles that begin with the arm's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config.config import Arm, RunConfig, vanilla
+from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
-from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
-from trimtab.models.specs import (
-    CPL,
-    DPO,
-    EVALUATE,
-    HEAD_TO_HEAD,
-    HIR,
-    PPO_MAX,
-    REHEARSAL,
-    REJECTION_SAMPLING,
-    REST,
-    SAMPLE_RESPONSES,
-    SFT,
-    StageSpec,
-)
-from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
+from trimtab.models import specs
+from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.config.policy import PolicyConfig, SampleResponsesConfig
+from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
-
-@dataclass(frozen=True)
-class Scheduling:
-    """The cores that an arm's stages may use, and futures they wait for besides their inputs."""
-
-    resources: Resources = ONE_CORE
-    wait_for: Sequence[Future] = ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As keywords of `Run.submit`."""
-        return {"resources": self.resources, "wait_for": self.wait_for}
+OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
 
 
 def train_policies(run: Run) -> None:
@@ -64,7 +26,7 @@ def train_policies(run: Run) -> None:
     config = run.config
     if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
-            REHEARSAL,
+            specs.REHEARSAL,
             run.seeded(config.rehearsal),
             data=run["data"],
             policy=run["sft"],
@@ -75,19 +37,30 @@ def train_policies(run: Run) -> None:
     wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         slot = Slot(index, len(config.arms))
-        scheduling = Scheduling(Resources(slot, by_ranks=run.has_small_models), wait_for)
         # The rounds wait for the arm `full`: all cores are for its answers.
-        train_policy(run, arm, scheduling, ALONE if arm == "full" else slot)
+        train_policy(run, arm, slot, wait_for, ALONE if arm == "full" else slot)
 
 
 def train_policy(
-    run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
+    run: Run,
+    arm: Arm,
+    slot: Slot | None = None,
+    wait_for: Sequence[Future] = (),
+    answers_slot: Slot | None = None,
 ) -> None:
-    """Train an arm from the SFT policy, and evaluate it in the slot `answers_slot`."""
-    policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
+    """Train an arm in the slot `slot`, once what it is to wait for is there, and evaluate it."""
+    resources = Resources(slot, by_ranks=run.has_small_models)
+    scheduling = {"resources": resources, "wait_for": wait_for}
+    untrained = ARMS[arm].trained_by == "nothing"
+    policy = run["sft"] if untrained else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
-    measure(run, arm, policy, first, slot=answers_slot, **_answering(run, arm))
+    changes: dict[str, Any] = {}  # what an arm's answers differ in from those of SFT
+    if arm == "best_of_n":
+        changes = {"num_candidates": run.config.best_of_n.num_responses}
+    elif arm == "hir":
+        changes = {"instruction": run.config.hir.learn.instructions[-1]}
+    measure(run, arm, policy, first, slot=answers_slot, **changes)
 
 
 def measure(
@@ -106,7 +79,7 @@ def measure(
     """
     config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
-        EVALUATE,
+        specs.EVALUATE,
         run.seeded(config, offset),
         policy=policy,
         reference=run["sft"],
@@ -121,37 +94,29 @@ def measure(
 def judge_policies(run: Run) -> None:
     """Every arm's answers against those of SFT."""
     for arm in run.config.arms:
-        run[f"judge_{arm}"] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate),
-            ours=run[f"eval_{arm}"],
-            theirs=run["eval_sft"],
-            label=f"judge {arm}",
-        )
+        judge(run, f"judge_{arm}", f"eval_{arm}", "eval_sft", label=f"judge {arm}")
 
 
-def start_of(run: Run, arm: Arm) -> Future:
-    """The policy that an arm starts from, and is held near."""
-    if arm != "ppo_max_no_sft":
-        return run["sft"]
-    if "base" not in run.roles:
-        untrained = run.config.sft.model_copy(update={"fine_tune": False})
-        run["base"] = run.submit(
-            SFT,
-            run.seeded(untrained),
-            data=run["data"],
-            label="base model",
-            resources=ALL_CORES,
-        )
-    return run["base"]
+def judge(
+    run: Run, role: str, ours: str, theirs: str, *, label: str | None = None, offset: int = 0
+) -> None:
+    """`role`: one policy's answers against another's, each given by the role of its answers."""
+    run[role] = run.submit(
+        specs.HEAD_TO_HEAD,
+        run.seeded(run.config.evaluate, offset),
+        ours=run[ours],
+        theirs=run[theirs],
+        label=label or role.replace("_", " "),
+    )
 
 
-def ppo_of(run: Run, arm: Arm) -> PPOConfig:
-    """The PPO configuration of an arm. If a judge scores, the critic starts from the policy."""
-    ppo = run.config.ppo
-    if arm == "vanilla":
-        return vanilla(ppo)
-    return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+def outcomes_by_judge(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each set of prompts and who judged it, of the numbers of a head-to-head."""
+    judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
+    return [
+        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in OUTCOMES}}
+        for name in judged
+    ]
 
 
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
@@ -159,58 +124,64 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
 
     For an arm without a scorer: the one that its answers are measured with.
     """
-    if arm == "ppo_max_ensemble":
+    scorer = ARMS[arm].scorer or "advantage_model"
+    if scorer == "members":
         return run.optimised_members
-    roles: dict[Arm, str] = {
-        "full": roles_of_round(1, run.config.rounds.meta_rm_from).scorer,
-        "vanilla": "member_0",
-        "ppo_max_rm": "reward_model",
-        "ppo_max_safety": "helpfulness_model",
-    }
-    return run[roles.get(arm, "advantage_model")]
+    if scorer == "first_round":
+        scorer = roles_of_round(1, run.config.rounds.meta_rm_from).scorer
+    return run[scorer]
 
 
 def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or the arm that it starts from, uses rehearsal."""
-    learns: Arm = "rejection_sampling" if arm == "rejection_sampling_ppo" else arm
-    if learns in SAMPLED_METHODS:
-        return SAMPLED_METHODS[learns](config).learner.rehearsal_coef > 0
-    of_pairs: dict[Arm, PolicyConfig] = {"dpo": config.dpo, "cpl": config.cpl}
-    return arm == "full" or (arm in of_pairs and of_pairs[arm].rehearsal_coef > 0)
+    row = ARMS[arm]
+    if row.start in ARMS:
+        return uses_rehearsal(config, row.start)
+    if row.trained_by == "samples":
+        return _sampled_method(config, arm).learner.rehearsal_coef > 0
+    if row.trained_by == "pairs":
+        return bool(getattr(config, arm).rehearsal_coef > 0)
+    return row.rehearses
 
 
-def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _trained(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """An arm's policy; trained once, even if another arm starts from it."""
     if f"policy_{arm}" not in run.roles:
-        run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
+        run[f"policy_{arm}"] = _TRAIN[ARMS[arm].trained_by](run, arm, scheduling)
     return run[f"policy_{arm}"]
 
 
-def _answering(run: Run, arm: Arm) -> dict[str, Any]:
-    """Fields of the evaluation in which an arm differs from SFT."""
-    if arm == "best_of_n":
-        return {"num_candidates": run.config.best_of_n.num_responses}
-    if arm == "hir":
-        return {"instruction": run.config.hir.learn.instructions[-1]}
-    return {}
+def _start(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """The policy that an arm starts from, trained once for all arms that start from it."""
+    start = ARMS[arm].start
+    if start in ARMS:
+        return _trained(run, start, scheduling)
+    if start not in run.roles:  # the model before SFT
+        untrained = run.config.sft.model_copy(update={"fine_tune": False})
+        run[start] = run.submit(
+            specs.SFT,
+            run.seeded(untrained),
+            data=run["data"],
+            label="base model",
+            resources=ALL_CORES,
+        )
+    return run[start]
 
 
-def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """PPO from `start_of`, or, as in Llama 2, from the policy of rejection sampling."""
-    start = reference = start_of(run, arm)
-    if arm == "rejection_sampling_ppo":
-        start = _trained(run, "rejection_sampling", scheduling)
+def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    row = ARMS[arm]
+    start = _start(run, arm, scheduling)
     return run.submit(
-        PPO_MAX,
-        run.seeded(ppo_of(run, arm)),
+        specs.PPO_MAX,
+        run.seeded(row.ppo(run.config.ppo)),
         policy=start,
-        reference=reference,
-        scorer=None if arm == "rlaif_direct" else scorer_of(run, arm),
+        reference=run["sft"] if row.start in ARMS else start,
+        scorer=scorer_of(run, arm) if row.scorer else None,
         data=run["data"],
-        rehearsal=run["rehearsal"] if arm == "full" else None,
-        safety_scorer=run["safety_model"] if arm == "ppo_max_safety" else None,
+        rehearsal=run["rehearsal"] if row.rehearses else None,
+        safety_scorer=run[row.safety_scorer] if row.safety_scorer else None,
         label=f"PPO {arm}",
-        **scheduling.options,
+        **scheduling,
     )
 
 
@@ -219,33 +190,20 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
     return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
-def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, DPO, run.config.dpo, reference=run["sft"])
-
-
-def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    return _learn_pairs(run, arm, scheduling, CPL, run.config.cpl)
-
-
-def _learn_pairs(
-    run: Run,
-    arm: Arm,
-    scheduling: Scheduling,
-    spec: StageSpec,
-    config: PolicyConfig,
-    **inputs: Future,
-) -> Future:
+def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
+    """On the relabelled pairs, by the stage and the settings that have the arm's name."""
+    spec, config = specs.SPECS[arm], getattr(run.config, arm)
     return run.submit(
         spec,
         run.seeded(config),
         policy=run["sft"],
+        **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
         preferences=run["preferences"],
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train),
         rehearsal=_rehearsed(run, arm),
-        label=arm.upper(),
-        **inputs,
-        **scheduling.options,
+        label=ARMS[arm].label,
+        **scheduling,
     )
 
 
@@ -257,58 +215,44 @@ class SampledMethod:
     and not from the last alone.
     """
 
-    spec: StageSpec
+    spec: specs.StageSpec
     label: str
     learner: PolicyConfig
     answers: Sequence[SampleResponsesConfig]
     learns_all: bool = False
 
 
-def _rejection_sampling(config: RunConfig) -> SampledMethod:
-    loop = config.rejection_sampling
-    answers = [loop.answers] * loop.num_iterations
-    return SampledMethod(
-        REJECTION_SAMPLING,
-        "rejection sampling",
-        loop.fine_tune,
-        answers,
-        learns_all=loop.from_all_iterations,
-    )
+def _sampled_method(config: RunConfig, arm: Arm) -> SampledMethod:
+    if arm == "rejection_sampling":
+        sampling = config.rejection_sampling
+        answers = [sampling.answers] * sampling.num_iterations
+        learns_all, learner = sampling.from_all_iterations, sampling.fine_tune
+        return SampledMethod(
+            specs.REJECTION_SAMPLING, "rejection sampling", learner, answers, learns_all
+        )
+    if arm == "rest":
+        rest = config.rest
+        answers = [rest.answers] * rest.num_grow_steps
+        return SampledMethod(specs.REST, "ReST improve", rest.improve, answers)
+    hir = config.hir
+    best = hir.answers.model_copy(update={"instruction": hir.learn.instructions[-1]})
+    answers = [hir.answers, *[best] * (hir.num_iterations - 1)]
+    return SampledMethod(specs.HIR, "HIR", hir.learn, answers, learns_all=True)
 
 
-def _rest(config: RunConfig) -> SampledMethod:
-    loop = config.rest
-    answers = [loop.answers] * loop.num_grow_steps
-    return SampledMethod(REST, "ReST improve", loop.improve, answers)
-
-
-def _hir(config: RunConfig) -> SampledMethod:
-    loop = config.hir
-    best = loop.answers.model_copy(update={"instruction": loop.learn.instructions[-1]})
-    answers = [loop.answers, *[best] * (loop.num_iterations - 1)]
-    return SampledMethod(HIR, "HIR", loop.learn, answers, learns_all=True)
-
-
-SAMPLED_METHODS: dict[Arm, Callable[[RunConfig], SampledMethod]] = {
-    "rejection_sampling": _rejection_sampling,
-    "rest": _rest,
-    "hir": _hir,
-}
-
-
-def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+def _sample_and_learn(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     """Sample the policy, let it learn, and again; the last policy."""
-    method = SAMPLED_METHODS[arm](run.config)
+    method = _sampled_method(run.config, arm)
     policy, sampled = run["sft"], []
     for number, config in enumerate(method.answers, start=1):
         run[f"{arm}_answers_{number}"] = run.submit(
-            SAMPLE_RESPONSES,
+            specs.SAMPLE_RESPONSES,
             run.seeded(config, number),
             data=run["data"],
             policy=policy,
             scorer=run["advantage_model"],
             label=f"answers for {arm} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         sampled.append(run[f"{arm}_answers_{number}"])
         policy = run.submit(
@@ -318,16 +262,15 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
             responses=list(sampled if method.learns_all else sampled[-1:]),
             rehearsal=_rehearsed(run, arm),
             label=f"{method.label} {number}",
-            **scheduling.options,
+            **scheduling,
         )
         if number < len(method.answers):
             run[f"{arm}_policy_{number}"] = policy
     return policy
 
 
-# Of the others the policy is trained by PPO, or is SFT's (`best_of_n`).
-SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
-    "dpo": _dpo,
-    "cpl": _cpl,
-    **dict.fromkeys(SAMPLED_METHODS, _sample_and_learn),
+_TRAIN: dict[str, Callable[[Run, Arm, Mapping[str, Any]], Future]] = {
+    "ppo": _ppo,
+    "pairs": _learn_pairs,
+    "samples": _sample_and_learn,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trimtab.flows.pipeline.data import prompts_for, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
-from trimtab.models.specs import ADVANTAGE_MODEL, META_RM, REWARD_MODEL
+from trimtab.models import specs
 from trimtab.tasks.resources import Resources, Slot
 
 
@@ -13,7 +13,7 @@ def train_scorers(run: Run) -> None:
     config = run.config
     trunk = trunk_for(run, config.reward_model.train)
     run["reward_model"] = run.submit(
-        REWARD_MODEL,
+        specs.REWARD_MODEL,
         run.seeded(config.reward_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -25,7 +25,7 @@ def train_scorers(run: Run) -> None:
     # The answers compared in the synthetic world were sampled from SFT.
     behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
     run["advantage_model"] = run.submit(
-        ADVANTAGE_MODEL,
+        specs.ADVANTAGE_MODEL,
         run.seeded(config.advantage_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -46,7 +46,7 @@ def train_meta_rm(run: Run, number: int, start: str, policy: str) -> None:
     """A round's MetaRM: from the scorer `start`, on answers of `policy`, each given by its role."""
     config = run.config.rounds.meta_rm
     run[f"meta_rm_{number}"] = run.submit(
-        META_RM,
+        specs.META_RM,
         run.seeded(config, number),
         scorer=run[start],
         policy=run[policy],
@@ -67,7 +67,7 @@ def _train_safety_scorers(run: Run, trunk: Future | None) -> None:
     ):
         config = run.config.reward_model.model_copy(update={field: of_safety})
         run[role] = run.submit(
-            REWARD_MODEL,
+            specs.REWARD_MODEL,
             run.seeded(config),
             policy=run["sft"],
             preferences=run["preferences"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trimtab.flows.pipeline.labels import compare_votes
-from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.pipeline.policies import judge, measure
 from trimtab.flows.pipeline.rewards import train_meta_rm
-from trimtab.flows.pipeline.run import RoundRoles, Run, judgement_of_round, roles_of_round
-from trimtab.models.specs import HEAD_TO_HEAD, PPO_MAX
+from trimtab.flows.pipeline.run import Run, judgement_of_round, roles_of_round
+from trimtab.models import specs
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE
 
 
@@ -52,29 +52,13 @@ def _start_round(run: Run, number: int) -> str:
 
     Returns the role of the judgement that decides.
     """
-    first = run.config.rounds.meta_rm_from
-    before, role = roles_of_round(number - 1, first), roles_of_round(number, first)
-    _train_round(run, number, before, role)
-    for judgement, opponent in (
-        (judgement_of_round(number), before.evaluation),
-        (f"judge_round_{number}_sft", "eval_sft"),
-    ):
-        run[judgement] = run.submit(
-            HEAD_TO_HEAD,
-            run.seeded(run.config.evaluate),
-            ours=run[role.evaluation],
-            theirs=run[opponent],
-            label=judgement.replace("_", " "),
-        )
-    return judgement_of_round(number)
-
-
-def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
     config = run.config
+    first = config.rounds.meta_rm_from
+    before, role = roles_of_round(number - 1, first), roles_of_round(number, first)
     is_first = config.rounds.meta_rm_start == "advantage_model"
     train_meta_rm(run, number, "advantage_model" if is_first else before.scorer, before.policy)
     run[role.policy] = run.submit(
-        PPO_MAX,
+        specs.PPO_MAX,
         run.seeded(config.ppo, number),
         policy=run[before.policy],
         reference=run["sft"],
@@ -85,3 +69,6 @@ def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) ->
         resources=ONE_CORE if run.has_small_models else ALL_CORES,
     )
     measure(run, f"round_{number}", run[role.policy], run[role.scorer], slot=ALONE)
+    judge(run, judgement_of_round(number), role.evaluation, before.evaluation)
+    judge(run, f"judge_round_{number}_sft", role.evaluation, "eval_sft")
+    return judgement_of_round(number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,16 +17,16 @@ from pydantic import BaseModel
 
 from trimtab.flows.config.config import NUM_JUDGES, RunConfig, seeded
 from trimtab.flows.config.names import registered_model_name
-from trimtab.flows.pipeline.runner import resources_of
+from trimtab.infra.settings import Settings
 from trimtab.models.config.judge import endpoints_of
+from trimtab.models.config.training import trainer_of
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
 from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import PREFIX
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
-from trimtab.tasks.stage_task import asset_task
-from trimtab.tasks.stages import TASKS
+from trimtab.tasks.stages import TASKS, asset_task
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.
@@ -161,6 +162,21 @@ class Run:
     @property
     def _num_judges(self) -> int:
         return min(NUM_JUDGES, self.config.ensemble.size - 1)
+
+
+def resources_of(task: Any, config: Any) -> AbstractContextManager[Any]:
+    """What to submit a task in, so that a cluster runs it where as many GPUs are free as it needs.
+
+    `config` is its stage's: a rank takes a GPU.
+    """
+    if Settings.from_env().dask is None:
+        return nullcontext()
+    import dask
+
+    if "gpu" not in task.tags:
+        return dask.annotate(resources={"CPU": 1})
+    trainer = trainer_of(config)
+    return dask.annotate(resources={"GPU": 1 if trainer is None else trainer.ranks})
 
 
 @dataclass(frozen=True)

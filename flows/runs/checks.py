@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 
 from trimtab.flows.config.config import RunConfig, layer_mistakes, sampled_by_vllm, sections_of
 from trimtab.flows.config.errors import ConfigError
+from trimtab.flows.runs.plan_text import too_large
 from trimtab.infra.processes.gpus import memory_of, name_of
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
 from trimtab.models.config.training import ModelConfig, TrainerConfig
 from trimtab.models.data import (
     BadRow,
@@ -41,10 +43,10 @@ from trimtab.models.data import (
     read_votes,
     split_pairs,
 )
+from trimtab.models.data.loading import share_over_tokens
 from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
 from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
-from trimtab.models.data.token_lengths import share_over_tokens
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
 from trimtab.models.judge.constitutions import (
@@ -53,7 +55,6 @@ from trimtab.models.judge.constitutions import (
     load_constitution,
     parse_constitution,
 )
-from trimtab.models.packages import PACKAGED_MODELS, folder_of, installation_of
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan
@@ -89,7 +90,10 @@ def check(
     if not config.is_synthetic:
         _check_preferences(config, max_rows, found, as_option)
         _check_demonstrations(config, max_rows, found)
-    _check_reviews_and_votes(config, found)
+    if (review := config.relabel.review) is not None and not is_stored(review):
+        _check_file("relabel.review", review, lambda source: read_review(source, None), found)
+    for votes in config.ensemble.scores:
+        _check_file("ensemble.scores", votes, read_votes, found)
     for path, section in sections_of(config):
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
@@ -103,10 +107,9 @@ def check_installed(config: RunConfig, found: Findings) -> None:
     for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)
-    if config.ensemble.cross_fitted is not None:
-        base = ModelConfig(base=config.ensemble.cross_fitted.base)
-        _check_model("ensemble.cross_fitted.base", config.ensemble.cross_fitted.base, found)
-        _count_layers("ensemble.cross_fitted.base", base, found)
+    if (members := config.ensemble.cross_fitted) is not None:
+        _check_model("ensemble.cross_fitted.base", members.base, found)
+        _count_layers("ensemble.cross_fitted.base", ModelConfig(base=members.base), found)
     for model in config.ensemble.reward_models:
         _check_model("ensemble.reward_models", model, found)
         _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
@@ -115,7 +118,8 @@ def check_installed(config: RunConfig, found: Findings) -> None:
             _check_model(f"embedding_models.{index}.encoder", each.encoder, found)
     if config.sft.model.base is not None:
         _check_model("sft.model.base", config.sft.model.base, found)
-        _check_layers(config, found)
+        num_layers = _count_layers("sft.model.base", config.sft.model, found)
+        found.mistakes += [] if num_layers is None else layer_mistakes(config, num_layers)
     found.missing += dict.fromkeys(_not_installed(config))
 
 
@@ -125,11 +129,8 @@ REVIEW, APPROVAL = "suspend.for_label_review", "suspend.for_champion_approval"
 
 def suspensions_of(config: RunConfig) -> list[str]:
     """The settings by which a configuration asks that its run waits for a person."""
-    is_asked = {
-        REVIEW: config.suspend.for_label_review,
-        APPROVAL: config.suspend.for_champion_approval,
-    }
-    return [name for name, value in is_asked.items() if value]
+    asked = [REVIEW] if config.suspend.for_label_review else []
+    return [*asked, APPROVAL] if config.suspend.for_champion_approval else asked
 
 
 def refuse_suspension(config: RunConfig) -> None:
@@ -296,13 +297,6 @@ def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findin
             found.mistakes += _listed(name, error.bad_rows)
 
 
-def _check_reviews_and_votes(config: RunConfig, found: Findings) -> None:
-    if (review := config.relabel.review) is not None and not is_stored(review):
-        _check_file("relabel.review", review, lambda source: read_review(source, None), found)
-    for votes in config.ensemble.scores:
-        _check_file("ensemble.scores", votes, read_votes, found)
-
-
 def _check_file(name: str, source: str, read: Callable[[Source], object], found: Findings) -> None:
     if is_remote(source):
         return
@@ -382,21 +376,17 @@ def _count_layers(name: str, model: ModelConfig, found: Findings) -> int | None:
     return None
 
 
-def _check_layers(config: RunConfig, found: Findings) -> None:
-    num_layers = _count_layers("sft.model.base", config.sft.model, found)
-    if num_layers is not None:
-        found.mistakes += layer_mistakes(config, num_layers)
-
-
 def _not_installed(config: RunConfig) -> Iterator[str]:
     """Optional packages that trainers need and that are not installed."""
     trainers = [each for _, each in sections_of(config) if isinstance(each, TrainerConfig)]
-    needs: tuple[tuple[Callable[[TrainerConfig], bool], str, str, str], ...] = (
-        (lambda each: each.zero is not None, "zero", "deepspeed", "deepspeed"),
-        (lambda each: each.optimiser == "adamw_8bit", "adamw_8bit", "bitsandbytes", "eight-bit"),
+    has_zero = any(each.zero is not None for each in trainers)
+    has_eight_bit = any(each.optimiser == "adamw_8bit" for each in trainers)
+    needs = (
+        (has_zero, "zero", "deepspeed", "deepspeed"),
+        (has_eight_bit, "adamw_8bit", "bitsandbytes", "eight-bit"),
     )
     for is_needed, what, module, extra in needs:
-        if any(map(is_needed, trainers)) and find_spec(module) is None:
+        if is_needed and find_spec(module) is None:
             yield f"{what} needs {module}, which is not installed: {installation_of(extra)}"
     for setting in sampled_by_vllm(config)[:1]:
         python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
@@ -433,7 +423,7 @@ def uncounted_plan(
 
 def refuse_too_large(plan: Plan, settings: Settings) -> None:
     """ConfigError if a stage of a plan does not fit on this host."""
-    found = plan.too_large()
+    found = too_large(plan)
     if found is not None:
         host = this_host(settings) or f"{len(settings.gpus)} GPUs"
         raise ConfigError(

@@ -90,14 +90,10 @@ def exit_on_closed_output() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_closed(sys.stdout.fileno()):
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # nothing but what always counts: error, hang-up
+        if not poll.poll(0):
             raise
         # What is left to write would fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-
-
-def _is_closed(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, 0)  # nothing but what always counts: error, hang-up
-    return bool(poll.poll(0))

@@ -1,23 +1,36 @@
-"""Trimtab's flows: Prefect's own, but a mistake in their parameters ends the run as Failed.
+"""Trimtab's flows: Prefect's own, but a mistake in their parameters ends the run as Failed, and
+their tasks run in threads of the flow's process or on the workers of a Dask cluster.
 
 Prefect's engine raises outside of the flow run where a parameter is none of the flow's, which its
 server does not refuse by every deployment's schema: the run then counts as crashed, and is started
 again. It also reads the block that a parameter names ({"$ref": ...}), whichever it is, with the
 login of the run's process, before the flow begins; the message about a mistake then holds what is
 in it. Parameters are plain values here.
+
+On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU" for each of its ranks,
+or one of "CPU" if it needs no GPU (`trimtab.flows.pipeline.run.resources_of`).
+
+Prefect leaves a task whose inputs failed as Pending (NotReady), also after its flow run has ended:
+the threads' runner ends it as Cancelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow_engine
 from prefect.exceptions import ParameterTypeError
+from prefect.futures import PrefectConcurrentFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.callables import get_parameter_defaults
 
-from trimtab.flows.pipeline.runner import task_runner
+from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.prefect.fence import watch_for_newer_start
+from trimtab.infra.settings import Settings
+from trimtab.tasks.restarts import cancel_tasks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,3 +90,54 @@ def _has_reference(value: Any) -> bool:
     if isinstance(value, dict):
         return "$ref" in value or any(map(_has_reference, value.values()))
     return isinstance(value, list | tuple) and any(map(_has_reference, value))
+
+
+class ThreadRunner(ThreadPoolTaskRunner):
+    """Prefect's own; where it is left without an exception, no task stays unfinished."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        super().__init__(max_workers)
+        self._submitted: list[PrefectConcurrentFuture[Any]] = []
+
+    def submit(self, *arguments: Any, **keywords: Any) -> PrefectConcurrentFuture[Any]:
+        """As Prefect's own."""
+        future = super().submit(*arguments, **keywords)
+        self._submitted.append(future)
+        return future
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Wait for the threads. A flow that fails raises nothing here; one that is stopped does."""
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None:
+            cancel_tasks([each.task_run_id for each in self._submitted if _is_left(each)])
+
+
+def _is_left(future: PrefectConcurrentFuture[Any]) -> bool:
+    """Whether the task of a future whose thread has ended did not get to an end."""
+    with suppress(CancelledError):  # nor to a beginning: Prefect's server knows nothing of it
+        future.wait()
+        return not future.state.is_final()
+    return False
+
+
+def task_runner() -> TaskRunner[Any]:
+    """The runner that the environment asks for; ConfigError where what it needs is missing."""
+    address = Settings.from_env().dask
+    if address is None:
+        return ThreadRunner()
+    try:
+        from prefect_dask import DaskTaskRunner
+    except ModuleNotFoundError as error:
+        raise ConfigError("TRIMTAB_DASK is set: pip install 'trimtab[dask]'") from error
+
+    class ClusterRunner(DaskTaskRunner):
+        @property
+        def client(self) -> Any:
+            """The connection, made when the first task is submitted."""
+            try:
+                return super().client
+            except OSError as error:
+                message = f"TRIMTAB_DASK is {address}, where no scheduler answers: {error}"
+                raise ConfigError(message) from error
+
+    return ClusterRunner(address=address)

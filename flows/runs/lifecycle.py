@@ -16,6 +16,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from httpx import HTTPError
+from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
@@ -25,6 +26,7 @@ from prefect.states import Cancelled, Completed, State
 import trimtab
 from trimtab.flows.config.config import NOT_COUNTED, RunConfig, require_flow
 from trimtab.flows.config.names import (
+    GivenName,
     RunName,
     check_free,
     data_name,
@@ -34,8 +36,7 @@ from trimtab.flows.config.names import (
 )
 from trimtab.flows.config.overrides import RunChanges, apply_changes
 from trimtab.flows.config.recipes import RecipeName, recipe_named
-from trimtab.flows.pipeline.run import Run, judgement_of_round, roles_of_round
-from trimtab.flows.pipeline.runner import resources_of
+from trimtab.flows.pipeline.run import Run, judgement_of_round, resources_of, roles_of_round
 from trimtab.flows.runs.checks import (
     Findings,
     check_installed,
@@ -44,6 +45,7 @@ from trimtab.flows.runs.checks import (
     uncounted_plan,
 )
 from trimtab.flows.runs.exit_handling import is_interrupted
+from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.suspension import approval_of, require_resumable, review_labels
 from trimtab.infra.prefect.app import RUN_TAGS
 from trimtab.infra.prefect.fence import end_if_started_again
@@ -66,28 +68,54 @@ logger = logging.getLogger("trimtab")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
+# What forms say of the parameters that the flows of the experiment share.
+RECIPE_IN_FORM = """\
+Settings to start from: model, data and size. Whole, on two cores: smoke (checks the
+            installation) takes 1 min, default (the demo) 5 min, hh-smollm2 (Anthropic's HH pairs
+            with SmolLM2-135M) 86 min; `trimtab recipes` lists all"""
+PARAMETERS = """
+
+    Args:
+        recipe: {recipe}
+        changes: Settings to change; empty fields keep the recipe's values
+        name: Name of report and MLflow run; left empty, it is made of recipe, seed and changes,
+            such as smoke-seed0
+    """
 
 
-def run_flow(
-    flow: str,
+def experiment_flow(
+    flow_name: str,
     stages: Callable[[Run], int | None],
-    recipe: RecipeName,
-    changes: RunChanges | None,
-    given_name: str | None = None,
-) -> dict[str, object]:
-    """Run `stages` with a recipe and its changes, and write the report."""
-    config = apply_changes(recipe_named(recipe), changes)
-    require_startable(config, flow)
-    name = name_run(config, flow, given_name)
-    run = Run(config, name=name.name)
-    with tracked_flow(config, name) as tracked:
-        if config.suspend.for_label_review:
-            about = report_about(name)
-            run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
-        champion = stages(run)
-        numbers = finish_run(run, tracked, champion, name)
-    state: dict[str, object] = answered(numbers)
-    return state
+    about: str,
+    recipe_about: str = RECIPE_IN_FORM,
+) -> Flow[[RecipeName, RunChanges | None, GivenName | None], dict[str, object]]:
+    """The flow that runs `stages` with a recipe and its changes, and writes the report.
+
+    about, recipe_about: what its form says of it, and of the parameter `recipe`.
+    """
+
+    def run_stages(
+        recipe: RecipeName = "default",
+        changes: RunChanges | None = None,
+        name: GivenName | None = None,
+    ) -> dict[str, object]:
+        config = apply_changes(recipe_named(recipe), changes)
+        require_startable(config, flow_name)
+        run_name = name_run(config, flow_name, name)
+        run = Run(config, name=run_name.name)
+        with tracked_flow(config, run_name) as tracked:
+            if config.suspend.for_label_review:
+                page = report_about(run_name)
+                run.review = partial(review_labels, tracked=tracked, name=run.name, about=page)
+            champion = stages(run)
+            numbers = finish_run(run, tracked, champion, run_name)
+        state: dict[str, object] = answered(numbers)
+        return state
+
+    run_stages.__doc__ = about + PARAMETERS.format(recipe=recipe_about)
+    run_stages.__name__ = run_stages.__qualname__ = flow_name.replace("-", "_")
+    run_stages.__module__ = f"trimtab.flows.{run_stages.__name__}"
+    return flow(name=flow_name)(run_stages)
 
 
 def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:

@@ -7,17 +7,15 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from pydantic import ValidationError
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline import experiment
-from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, Run, stages_in
-from trimtab.flows.runs.plan_layout import size
+from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, stages_in
 from trimtab.models.config.training import TrainerConfig, trainer_of
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
@@ -25,15 +23,6 @@ from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
-
-FLOWS: dict[str, Callable[[Run], Any]] = {
-    "rlhf": experiment.rlhf,
-    "policy": experiment.policy,
-    "reward": experiment.reward,
-    "label-audit": experiment.label_audit,
-    "compare": experiment.compare,
-}
-
 
 # A sampled token costs some more than one that is passed with others.
 SAMPLED_AS_PASSED = 4
@@ -130,26 +119,14 @@ class Plan:
         """Of stages that may run at once, those that share one device and take most of it."""
         return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
 
-    def too_large(self) -> str | None:
-        """Describe the first stage that does not fit on the machine by itself; None if all fit.
-
-        Stages that run at once are not added up, as their peaks may not coincide.
-        """
-        for row in self.rows:
-            if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
-                return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
-            if row.work.phases and (needed := self.needed(row)) > self.machine.memory:
-                return f"{row.name} needs {size(needed)}{' a GPU' * self.machine.has_gpus}"
-        return None
-
 
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
-    """The plan of `config` under a flow of FLOWS; `num_seeds` runs like it differ in their seed.
+    """The plan of `config` under one of `trimtab.flows.FLOWS`, for `num_seeds` seeds.
 
     Raises trimtab.models.estimates.shapes.PlanError if the size of the model or data is unknown.
     """
     run = PlannedRun(config)
-    FLOWS[flow](run)
+    getattr(experiment, flow.replace("-", "_"))(run)
     shape = shape_of(config.sft.model)
     amounts = _amounts(config)
     roles: dict[int, list[str]] = {}
@@ -158,7 +135,10 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
+        # The model of a stage that starts from a base of its own is that one.
+        policies = [stage, *stages_in(stage.inputs.get("policy"))]
+        bases = [shape_of(each.config.model) for each in policies if each.stage == "sft"]
+        inputs = _stage_inputs(stage, bases[0] if bases else shape, amounts, machine)
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
@@ -197,13 +177,6 @@ def _stage_inputs(
         has_gpus=machine.has_gpus,
         revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
-
-
-def _shape_of(stage: PlannedStage, usual: ModelShape) -> ModelShape:
-    """The shape of a stage's model: of one that starts from a base of its own, that one's."""
-    policies = [stage, *stages_in(stage.inputs.get("policy"))]
-    own = [each.config.model for each in policies if each.stage == "sft"]
-    return shape_of(own[0]) if own else usual
 
 
 def _num_heads(scorer: PlannedStage) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from trimtab.flows.pipeline.run import PlannedStage
-from trimtab.flows.runs.plan import Plan, PlanRow
-from trimtab.flows.runs.plan_layout import bullets, count, names, size, table, tokens
-from trimtab.models import chunk_sizes
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.estimates.hours import (
@@ -17,8 +14,37 @@ from trimtab.models.estimates.hours import (
     Range,
     rate_of,
 )
+from trimtab.models.estimates.machine import GIB
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.work import Work
+from trimtab.models.nets import counts
+
+if TYPE_CHECKING:
+    from trimtab.flows.pipeline.run import PlannedStage
+    from trimtab.flows.runs.plan import Plan, PlanRow
+
+WIDTH = 100
+
+
+def count(value: int) -> str:
+    """A number; `-` for none."""
+    return f"{value:,}" if value else "-"
+
+
+def tokens(value: int) -> str:
+    """Tokens in thousands, millions or billions; `-` for none."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return count(value)
+
+
+def size(value: int) -> str:
+    """Bytes in GiB, or in MiB below one; `-` for none."""
+    if not value:
+        return "-"
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / 2**20:.1f} MiB"
+
 
 # Columns of the tables: the heading, what of a stage's work or memory it shows, and how.
 WORK_COLUMNS = (
@@ -62,6 +88,10 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
     """The whole plan, a text of several tables; `notes` stand before its warnings."""
     shape, base = plan.shape, plan.config.sft.model.base
     seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
+    if plan.machine.has_gpus:
+        warnings = _too_large_for_a_gpu(plan)
+    else:
+        warnings = [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
     parts = [
         f"Plan of {plan.config.recipe}, seed {plan.config.seed}, flow {plan.flow}: "
         f"{len(plan.rows)} stages, then the report. Nothing was run.{seeds}",
@@ -71,7 +101,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         *_gpu_time(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_largest_need(plan)])]),
+        "Warnings\n" + bullets([*notes, *(warnings or [_largest_need(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
@@ -146,6 +176,19 @@ def shown_hours(hours: Range) -> str:
     )
 
 
+def too_large(plan: Plan) -> str | None:
+    """Describe the first stage that does not fit on the machine by itself; None if all fit.
+
+    Stages that run at once are not added up, as their peaks may not coincide.
+    """
+    for row in plan.rows:
+        if plan.machine.has_gpus and row.work.num_ranks > plan.machine.num_devices:
+            return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
+        if row.work.phases and (needed := plan.needed(row)) > plan.machine.memory:
+            return f"{row.name} needs {size(needed)}{' a GPU' * plan.machine.has_gpus}"
+    return None
+
+
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan as JSON has it: bytes, tokens, and hours as [least, most] by card."""
     cards = plan.machine.cards
@@ -164,7 +207,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             "cards": {card.name: rate_of(card).source for card in cards},
         },
         "gpu_hours": hours(plan.rows),
-        "fits": plan.too_large() is None,
+        "fits": too_large(plan) is None,
         "stages": [
             {
                 "roles": row.roles,
@@ -207,13 +250,6 @@ def _machine(plan: Plan) -> list[str]:
                 f"{machine.num_devices} GPUs" + (f" in {waves} waves" if waves > 1 else "")
             )
     return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
-
-
-def _warnings(plan: Plan) -> list[str]:
-    """A line for every stage, or set of stages running at once, that the machine cannot hold."""
-    if plan.machine.has_gpus:
-        return _too_large_for_a_gpu(plan)
-    return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
 
 
 def _largest_need(plan: Plan) -> str:
@@ -309,11 +345,11 @@ def _assumptions(plan: Plan) -> list[str]:
         "models that only run. Weights under MetaRM hold a saved copy where each rank has them "
         "whole; gradients under ZeRO hold its buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
-        f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
-        f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
-        f"changes; on a GPU up to {chunk_sizes.GPU_PASS_TOKENS:,} pass and "
-        f"{chunk_sizes.GPU_DECODING_ROWS} answers are generated at once where "
-        f"{chunk_sizes.FREE_SHARE:.0%} of the memory that is then free holds them",
+        f"scores are not kept); without gradient up to {counts.PASS_TOKENS:,} tokens "
+        f"pass at once and generation caches up to {counts.CACHE_TOKENS:,}, which no setting "
+        f"changes; on a GPU up to {counts.GPU_PASS_TOKENS:,} pass and "
+        f"{counts.GPU_DECODING_ROWS} answers are generated at once where "
+        f"{counts.FREE_SHARE:.0%} of the memory that is then free holds them",
         "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",
@@ -378,3 +414,37 @@ def _asks(stage: PlannedStage) -> bool:
     if stage.stage == "head_to_head" or (stage.stage == "ppo_max" and "scorer" in stage.inputs):
         return False
     return any(True for _ in endpoints_of(stage.config))
+
+
+def names(roles: Iterable[str]) -> str:
+    """Roles as one text; those numbered one after another as `member_0…9`."""
+    found: list[str] = []
+    last: tuple[str, int] | None = None
+    for role in roles:
+        stem, number = role.rstrip("0123456789"), role[len(role.rstrip("0123456789")) :]
+        if last is not None and number and last == (stem, int(number) - 1):
+            found[-1] = found[-1].partition("…")[0] + f"…{number}"
+        else:
+            found.append(role)
+        last = (stem, int(number)) if number else None
+    return ", ".join(found)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[int]) -> str:
+    """Columns aligned: those in `texts` to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if index in texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """Each a paragraph with a dash before it."""
+    return "\n".join(
+        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines
+    )

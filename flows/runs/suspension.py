@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -32,9 +33,9 @@ from pydantic import Field, ValidationError
 
 from trimtab.flows.config.config import ConfigError, RunConfig, SuspendConfig
 from trimtab.flows.pipeline.labels import relabel_and_audit
+from trimtab.flows.pipeline.policies import outcomes_by_judge
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.checks import APPROVAL, REVIEW, refuse_suspension, suspensions_of
-from trimtab.flows.runs.outcomes import markdown_table, outcomes_by_judge
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.tasks.context import logger
 from trimtab.tasks.registry import REJECTED, Approval, RegisteredRun, champion_to_replace
@@ -135,36 +136,28 @@ def ask(
     kept: Any = read_flow_run_input(f"{key}-used")
     if kept is not None:
         return {str(name): str(value) for name, value in kept.items()}
+    seconds = None if hours is None else max(1, round(hours * 3600))
     refused = ""
     for number in count(1):
         this = f"{key}-{number}"
         found: Any = filter_flow_run_input(keyset_from_base_key(f"suspended-{this}")["response"])
         if not found:  # or somebody had the run start again without an answer
-            _suspend(form.with_initial_data(f"{refused}{describe()}"), this, hours)
+            asked = form.with_initial_data(f"{refused}{describe()}")
+            with suppress(ValidationError):  # of an answer without fields
+                suspend_flow_run(wait_for_input=asked, key=this, timeout=seconds)
             continue
         try:
             used = use(form(**found[0].decoded_value))
         except ValueError as error:
             logger.warning("the answer is asked for again: %s", error)
-            refused = f"**The last answer cannot be used.**\n\n{_fenced(str(error))}\n\n"
+            # A block of Markdown's that nothing in the text ends.
+            fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", str(error)))])
+            refused = f"**The last answer cannot be used.**\n\n{fence}\n{error}\n{fence}\n\n"
         else:
             used["at"] = f"{found[0].created:%Y-%m-%d %H:%M} UTC"
             create_flow_run_input(f"{key}-used", used)
             return used
     raise AssertionError  # numbers have no end
-
-
-def _fenced(text: str) -> str:
-    """A text as a block of Markdown's that nothing in it ends."""
-    fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", text))])
-    return f"{fence}\n{text}\n{fence}"
-
-
-def _suspend(form: type[RunInput], key: str, hours: float | None) -> None:
-    """End this process; returns where this suspension is over and has no answer."""
-    seconds = None if hours is None else max(1, round(hours * 3600))
-    with suppress(ValidationError):  # of an answer without fields
-        suspend_flow_run(wait_for_input=form, key=key, timeout=seconds)
 
 
 def review_labels(run: Run, tracked: TrackedRun, name: str, about: Mapping[str, Any]) -> None:
@@ -230,13 +223,14 @@ def approval_of(
             "by": answer.reviewer.strip(),
         }
 
-    def describe() -> str:
-        return _on_champion(run, standing, judged, page)
-
+    describe = partial(_on_champion, run, standing, judged, page)
     return Approval(**ask(ChampionApproval, key, describe, config.timeout_hours, use))
 
 
 def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], page: str) -> str:
+    rows = outcomes_by_judge(judged)
+    lines = [list(rows[0]), ["---" for _ in rows[0]], *([*row.values()] for row in rows)]
+    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
     now = f"{run.model} has no champion so far"
     if standing:
         now = f"Champion of {run.model} is version {standing}"
@@ -244,7 +238,7 @@ def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], p
 
 {now}. {_linked("The report", page)} says more. Judged against the policy before it:
 
-{markdown_table(outcomes_by_judge(judged))}
+{table}
 
 `reject` leaves the champion as it is; the policy becomes a version all the same.
 """

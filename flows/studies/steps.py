@@ -7,43 +7,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
-
+from trimtab.flows.config.config import with_changes as with_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.pipeline.run import Run
-from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, RelabelConfig
 from trimtab.models.specs import (
     ADVANTAGE_MODEL,
     HEAD_TO_HEAD,
     META_RM,
     PPO_MAX,
+    REHEARSAL,
     RELABEL,
     REWARD_MODEL,
+    StageSpec,
 )
 from trimtab.models.studies.variants import Variant
 
-ConfigT = TypeVar("ConfigT", bound=BaseModel)
-
 AS_GIVEN = RelabelConfig(flip_below=None)
-
-
-def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
-    """A copy with some fields changed, of sections those that are named; validated as a whole."""
-    fields = dict(config)
-    for name, value in changes.items():
-        is_section = isinstance(value, Mapping) and isinstance(fields[name], BaseModel)
-        fields[name] = with_changes(fields[name], value) if is_section else value
-    return type(config).model_validate(fields)
 
 
 def changed(run: Run, changes: Mapping[str, Any]) -> Run:
     """The run with another configuration; what it submits becomes a role of `run`, too."""
     return replace(run, config=with_changes(run.config, changes))
+
+
+def add(run: Run, role: str, spec: StageSpec, config: Any, **keywords: Any) -> None:
+    """Submit a stage under a role, unless the run has it.
+
+    keywords: of `Run.submit`, with inputs given by their roles.
+    """
+    if role in run.roles:
+        return
+    for name in spec.inputs:
+        given = keywords.get(name)
+        if isinstance(given, list):
+            keywords[name] = [run[each] for each in given]
+        elif isinstance(given, str):
+            keywords[name] = run[given]
+    run[role] = run.submit(spec, config, **keywords)
 
 
 def add_strength(run: Run) -> None:
@@ -56,7 +62,7 @@ def add_strength(run: Run) -> None:
 
 
 def add_scorers(
-    variants: Mapping[str, Variant], run: Run, suffix: str = "", **changes: Any
+    run: Run, variants: Mapping[str, Variant], suffix: str = "", **changes: Any
 ) -> None:
     """`scorer_<variant><suffix>`: reward models by the treatment of their labels, as given but for
     the variant's changes; where it smooths them, by the recipe's alpha.
@@ -71,67 +77,79 @@ def add_scorers(
 
 def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
     """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
-    if f"scorer_{name}" in run.roles:
-        return
     add_strength(run)
     config = run.config.reward_model
-    run[f"pairs_{name}"] = run.submit(
-        RELABEL, labels, preferences=run["preferences"], strength=run["strength"]
-    )
-    run[f"scorer_{name}"] = run.submit(
+    add(run, f"pairs_{name}", RELABEL, labels, preferences="preferences", strength="strength")
+    add(
+        run,
+        f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(with_changes(config, changes)),
-        policy=run["sft"],
-        preferences=run["preferences"],
-        pairs=run[f"pairs_{name}"],
+        policy="sft",
+        preferences="preferences",
+        pairs=f"pairs_{name}",
         trunk=trunk_for(run, config.train),
         label=f"reward model {name}",
     )
 
 
-def add_advantage_model(run: Run) -> None:
-    """`advantage_raw`: the Advantage Model on the pairs as given."""
-    if "advantage_raw" in run.roles:
-        return
-    add_scorer(run, "raw")
-    label = "Advantage Model, pairs raw"
-    submit_advantage_model(run, "advantage_raw", run.config.advantage_model, "pairs_raw", label)
-
-
-def submit_advantage_model(
+def add_advantage_model(
     run: Run, role: str, config: AdvantageModelConfig, pairs: str, label: str
 ) -> None:
     """An Advantage Model on the pairs of the role `pairs`."""
-    run[role] = run.submit(
+    add(
+        run,
+        role,
         ADVANTAGE_MODEL,
         run.seeded(config),
-        policy=run["sft"],
-        preferences=run["preferences"],
-        pairs=run[pairs],
+        policy="sft",
+        preferences="preferences",
+        pairs=pairs,
         trunk=trunk_for(run, config.train),
-        behaviour=[run["sft"]] if config.use_importance_weights else None,
+        behaviour=["sft"] if config.use_importance_weights else None,
         data=prompts_for(run),
         label=label,
     )
+
+
+def add_both_scorers(run: Run) -> None:
+    """`scorer_raw` and `advantage_raw`: reward model and Advantage Model on the pairs as given."""
+    add_scorer(run, "raw")
+    label = "Advantage Model, pairs raw"
+    add_advantage_model(run, "advantage_raw", run.config.advantage_model, "pairs_raw", label)
 
 
 def add_meta_rm(
     run: Run, role: str, config: MetaRMConfig, policy: str, label: str, offset: int = 0
 ) -> None:
     """`scorer_raw` as MetaRM trains it on, on the answers of the role `policy`."""
-    if role in run.roles:
-        return
-    run[role] = run.submit(
+    add(
+        run,
+        role,
         META_RM,
         run.seeded(config, offset),
-        scorer=run["scorer_raw"],
-        policy=run[policy],
-        data=run["data"],
-        preferences=run["preferences"],
-        pairs=run["pairs_raw"],
+        scorer="scorer_raw",
+        policy=policy,
+        data="data",
+        preferences="preferences",
+        pairs="pairs_raw",
         trunk=trunk_for(run, run.config.reward_model.train, config.train),
         label=label,
         resources=run.all_cores,
+    )
+
+
+def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
+    """`rehearsal_<name>`: the SFT policy's answers that the Advantage Model finds best."""
+    add(
+        run,
+        f"rehearsal_{name}",
+        REHEARSAL,
+        run.seeded(config),
+        data="data",
+        policy="sft",
+        scorer="advantage_raw",
+        label=f"rehearsal {name}",
     )
 
 
@@ -162,16 +180,16 @@ def add_policy(
     Without `scored_by`, the judge of `ppo.scoring` rates answers in training, and `scorer_raw`, the
     reward model on labels as given, measures the policy.
     """
-    if f"policy_{name}" in run.roles:
-        return
-    run[f"policy_{name}"] = run.submit(
+    add(
+        run,
+        f"policy_{name}",
         PPO_MAX,
         run.seeded(ppo),
-        policy=run[start],
-        reference=run[start],
-        scorer=run[scored_by] if scored_by else None,
-        data=run["data"],
-        rehearsal=run[rehearsed] if rehearsed else None,
+        policy=start,
+        reference=start,
+        scorer=scored_by,
+        data="data",
+        rehearsal=rehearsed,
         label=f"PPO {name}",
     )
     add_outcome(run, name, scored_by or "scorer_raw")
@@ -187,12 +205,12 @@ def add_outcome(run: Run, name: str, scorer: str) -> None:
 
 def add_comparison(run: Run, role: str, ours: str, theirs: str) -> None:
     """Judge the answers of one policy against another's."""
-    if role in run.roles:
-        return
-    run[role] = run.submit(
+    add(
+        run,
+        role,
         HEAD_TO_HEAD,
         run.seeded(run.config.evaluate),
-        ours=run[f"eval_{ours}"],
-        theirs=run[f"eval_{theirs}"],
+        ours=f"eval_{ours}",
+        theirs=f"eval_{theirs}",
         label=role.replace("_", " "),
     )

@@ -17,6 +17,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
 
@@ -52,8 +53,26 @@ def create_app() -> App:
     from prefect.server.api.server import create_app as create_prefect
     from prefect.settings import get_current_settings
 
+    check_schemas_once()
     secret = get_current_settings().server.api.auth_string
     return checked(create_prefect(), None if secret is None else secret.get_secret_value())
+
+
+def check_schemas_once() -> None:
+    """Have Prefect check a schema of parameters the first time it comes, and no more after that.
+
+    It would at every run that is started: for Trimtab's 0.6 s, in which it answers nobody.
+    """
+    from prefect.utilities.schema_tools import validation
+
+    validator: Any = validation._VALIDATOR
+    check = validator.check_schema
+
+    @lru_cache(maxsize=32)
+    def check_text(schema: str) -> None:
+        check(json.loads(schema))
+
+    validator.check_schema = lambda schema, **_: check_text(json.dumps(schema))
 
 
 def checked(app: App, login: str | None = None) -> App:

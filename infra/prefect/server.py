@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from trimtab.infra.asgi import App, Message, Receive, Send, received, replayed
 from trimtab.infra.imports import quick_imports
-from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.environment import child_env
 from trimtab.infra.processes.locks import file_lock
 
 API_URL_VARIABLE = "PREFECT_API_URL"

@@ -5,7 +5,7 @@ A stage takes its locks in this order, and gives all of them back when it ends:
     1. its key's lock                    file_lock  <home>/work/.locks/<stage>-<key>.lock
     2. slots for cores                   hold_slots <home>/work/.locks/slot-<n>.lock
     3. GPUs of this host                 hold_slots <home>/work/.locks/gpus/<name>.lock
-    4. GPU slots of all hosts            trimtab.tasks.gpu_slots, on Prefect's server
+    4. GPU slots of all hosts            trimtab.tasks.resources, on Prefect's server
 
 Nobody waits for a key's lock while holding another lock, and `hold_slots` takes all that it wants
 at once or none. So a holder waits at most for locks later in this order, and the holder of the last

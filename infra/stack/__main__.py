@@ -23,10 +23,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack import backup, flow_runs, secrets
-from trimtab.infra.stack.programs import StackError
+from trimtab.infra.stack import backup
+from trimtab.infra.stack.programs import StackError, export_lines, new_secrets
 from trimtab.infra.stack.services import Ports, Stack, default_limit
-from trimtab.infra.stack.supervisor import Supervisor
+from trimtab.infra.stack.supervisor import Supervisor, adopt_orphans
 from trimtab.infra.store.manifest import StorageError
 
 _TEMPORARY = "tmp-"
@@ -36,13 +36,13 @@ def main() -> int:
     """Entry point; returns the exit status."""
     options = _parser().parse_args()
     if options.command == "secrets":
-        print(secrets.export_lines(secrets.generate()))
+        print(export_lines(new_secrets()))
         return 0
     ports = replace(Ports(), **dict(options.port))
     limit = getattr(options, "limit", default_limit())
     stack = Stack(options.folder.resolve(), ports, limit)
     if options.command == "env":
-        print(secrets.export_lines(stack.client_environment))
+        print(export_lines(stack.client_environment))
         return 0
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("trimtab.infra").setLevel(logging.INFO)
@@ -75,7 +75,7 @@ def _up(stack: Stack) -> None:
             "running as root, as are all servers except PostgreSQL and all flow runs: use a "
             "dedicated user instead"
         )
-    flow_runs.adopt_orphans()
+    adopt_orphans()
     stack.folder.mkdir(parents=True, exist_ok=True)
     with try_folder_lock(stack.folder) as is_ours:
         if not is_ours:

@@ -25,9 +25,9 @@ from importlib import metadata
 from pathlib import Path
 
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import DATABASES, client_options
 from trimtab.infra.stack.programs import StackError, output_of, program
+from trimtab.infra.stack.seaweedfs import BUCKET
 from trimtab.infra.stack.services import Stack
 from trimtab.infra.store.manifest import MANIFEST_NAME, hash_file
 from trimtab.infra.store.objects import ObjectInfo

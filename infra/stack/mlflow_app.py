@@ -19,7 +19,7 @@ import re
 from typing import Any
 
 from trimtab.infra.asgi import App, Message, Receive, Send, login_of, received, refuse, replayed
-from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack.seaweedfs import BUCKET
 
 # What `mlflow server` is told, and as what it tells the process that serves.
 _OPTIONS = {

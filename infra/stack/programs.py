@@ -1,14 +1,27 @@
-"""The programs of the stack: beside this Python, in a wheel, or on the path."""
+"""What the stack needs of its host: programs beside this Python, in a wheel or on the path; and
+secrets, which are in the environment only, never in a file, a command line or a log."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+SECRETS = {
+    "PGPASSWORD": "password of the database user `trimtab`",
+    "AWS_ACCESS_KEY_ID": "access key of the object store",
+    "AWS_SECRET_ACCESS_KEY": "its secret",
+    "MLFLOW_TRACKING_USERNAME": "MLflow's administrator",
+    "MLFLOW_TRACKING_PASSWORD": "that user's password, 12 characters or more",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY": "what MLflow signs its forms with",
+    "PREFECT_API_AUTH_STRING": "user:password of Prefect's server",
+}
 
 
 class StackError(RuntimeError):
@@ -67,3 +80,33 @@ def output_of(command: Sequence[str], stdin: str = "") -> str:
         said = (done.stderr or done.stdout).strip()
         raise StackError(f"{' '.join(command[:8])} ... failed ({done.returncode}): {said}")
     return done.stdout
+
+
+def _missing_secrets() -> list[str]:
+    return [name for name in SECRETS if not os.environ.get(name)]
+
+
+def require_secrets() -> None:
+    """Raise StackError naming every secret that is not set, and how to make them."""
+    if missing := _missing_secrets():
+        names = "\n".join(f"  {name}: {SECRETS[name]}" for name in missing)
+        raise StackError(
+            f"secrets that the environment lacks:\n{names}\n"
+            'Make them with: eval "$(python -m trimtab.infra.stack secrets)", and keep them: '
+            "what is in the databases opens with these only"
+        )
+
+
+def new_secrets() -> dict[str, str]:
+    """New values for the secrets that are not set."""
+    made = {
+        "AWS_ACCESS_KEY_ID": f"TRIMTAB{secrets.token_hex(6).upper()}",
+        "MLFLOW_TRACKING_USERNAME": "trimtab",
+        "PREFECT_API_AUTH_STRING": f"trimtab:{secrets.token_urlsafe(24)}",
+    }
+    return {name: made.get(name, secrets.token_urlsafe(24)) for name in _missing_secrets()}
+
+
+def export_lines(values: Mapping[str, str]) -> str:
+    """Lines for a shell to evaluate."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

@@ -2,6 +2,8 @@
 
 S3 asks for a signature made with the keys. The servers behind it, which know no users, ask for a
 certificate that only they have (mutual TLS), on HTTP and on gRPC; it is made anew at each start.
+
+python -m trimtab.infra.stack.seaweedfs makes the stack's bucket where it is not there yet.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from trimtab.infra.stack.bucket import create_bucket
 from trimtab.infra.stack.programs import program
 from trimtab.infra.stack.supervisor import LOOPBACK, Service, answers
 
+BUCKET = "trimtab"
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _HTTPS = ("master", "volume", "filer")
 _INNER = [*(f"{name}.port{kind}" for name in _HTTPS for kind in ("", ".grpc")), "s3.port.grpc"]
@@ -31,8 +33,8 @@ _AGE = datetime.timedelta(days=3650)
 _SKEW = datetime.timedelta(days=1)
 
 
-def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Service:
-    """S3 on `port` with one bucket; the seven servers inside take the ports from `first` on.
+def seaweedfs(folder: Path, port: int, first_inner_port: int) -> Service:
+    """S3 on `port` with the bucket; the seven servers inside take the ports from `first` on.
 
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are its only user. It gets them in memory: from its
     environment it would write the first to its log.
@@ -74,9 +76,20 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
         descriptors=[user],
         folder=folder,
         prepare=prepare,
-        once_ready=lambda: create_bucket(endpoint, bucket),
+        once_ready=lambda: create_bucket(endpoint),
         stop_seconds=2.0,  # a gentle stop takes it 20; its data survive a kill
     )
+
+
+def create_bucket(endpoint: str | None = None) -> None:
+    """Make the bucket; keys, and the endpoint where none is given, are the environment's."""
+    import boto3
+
+    # A session of its own: boto3 keeps the keys of the first one that it made.
+    client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    buckets = client.list_buckets()["Buckets"]
+    if BUCKET not in {bucket["Name"] for bucket in buckets}:
+        client.create_bucket(Bucket=BUCKET)
 
 
 def _only_user() -> dict[str, object]:
@@ -147,3 +160,7 @@ def _unsigned(name: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuil
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+if __name__ == "__main__":
+    create_bucket()

@@ -19,11 +19,9 @@ from trimtab.infra.access import Access
 from trimtab.infra.processes.environment import HUB_TOKENS
 from trimtab.infra.processes.gpus import gpus_of_host
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack import flow_runs, secrets
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
-from trimtab.infra.stack.programs import StackError, output_of, program
-from trimtab.infra.stack.seaweedfs import seaweedfs
+from trimtab.infra.stack.programs import StackError, output_of, program, require_secrets
+from trimtab.infra.stack.seaweedfs import BUCKET, seaweedfs
 from trimtab.infra.stack.supervisor import (
     LOOPBACK,
     POLL_SECONDS,
@@ -31,6 +29,7 @@ from trimtab.infra.stack.supervisor import (
     Service,
     Supervisor,
     answers,
+    stop_flow_runs,
 )
 
 POOL = "trimtab"
@@ -94,10 +93,10 @@ class Stack:
 
     def services(self) -> list[Service]:
         """All, the last to be stopped first; StackError names the secrets that are not set."""
-        secrets.require()
+        require_secrets()
         return [
             postgres(self.databases),
-            seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
+            seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed),
             self._mlflow(),
             self._prefect(),
             self._reconciler(),
@@ -157,7 +156,7 @@ class Stack:
             },
             secrets=_OF_RUNS + HUB_TOKENS + Access.from_env(os.environ).keys,
             folder=folder,
-            after_stop_signal=flow_runs.stop,  # the worker takes no new runs, and waits for its own
+            after_stop_signal=stop_flow_runs,  # the worker takes no new runs, and waits for its own
             stop_seconds=30.0,
         )
 

@@ -9,6 +9,7 @@ open itself, it is checked that it is its process that listens.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -28,9 +29,8 @@ from pathlib import Path
 import psutil
 
 from trimtab.infra.processes.environment import drop_secrets
-from trimtab.infra.stack import flow_runs
-from trimtab.infra.stack.programs import StackError, run_as_user
-from trimtab.infra.stack.secrets import SECRETS
+from trimtab.infra.processes.launch import DRAIN_SECONDS
+from trimtab.infra.stack.programs import SECRETS, StackError, run_as_user
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,11 @@ _BACKLOG = 2048
 # A server that keeps dying is started again after 1, 2, 4 ... 30 s; one that held a minute at once.
 _LONGEST_PAUSE = 30.0
 _HEALTHY_SECONDS = 60.0
+_PR_SET_CHILD_SUBREAPER = 36
+# Of a flow run: that of its trainers, then what its own end takes.
+WAIT_SECONDS = DRAIN_SECONDS + 30
+# Prefect prepares a flow run's workspace as the first of these, which becomes the second.
+_MODULES = {"prefect.runner._workspace_supervisor", "prefect.engine"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class Supervisor:
         """Start again what ends, until interrupted."""
         while True:
             time.sleep(POLL_SECONDS)
-            flow_runs.reap_orphans(but={child.process.pid for child in self._children.values()})
+            reap_orphans(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
                 self._rotate(self.logs / f"{service.name}.log")
@@ -312,3 +317,42 @@ def answers(address: str, refusal: int | None = None) -> bool:
             return True
     except OSError as error:
         return isinstance(error, urllib.error.HTTPError) and error.code == refusal
+
+
+# Flow runs are processes of their own: each outlives the worker that started it, not the stack.
+
+
+def adopt_orphans() -> None:
+    """Become the parent of flow runs whose worker dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans(but: set[int]) -> None:
+    """Reap adopted processes that have ended; `but` are children that the supervisor waits for."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in but:
+            return
+        os.waitpid(ended.si_pid, 0)
+
+
+def stop_flow_runs() -> None:
+    """Have all flow runs stop at a checkpoint; they are resumed when the stack is up again."""
+    runs = [each for each in psutil.Process().children(recursive=True) if _is_flow_run(each)]
+    for each in runs:
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
+    _, left = psutil.wait_procs(runs, timeout=WAIT_SECONDS)
+    for each in left:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def _is_flow_run(process: psutil.Process) -> bool:
+    try:
+        return not _MODULES.isdisjoint(process.cmdline())
+    except psutil.Error:
+        return False

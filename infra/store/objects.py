@@ -56,9 +56,6 @@ class Objects(Protocol):
         Of any number of writers that expect the same state, exactly one succeeds.
         """
 
-    def exists(self, name: str) -> bool:
-        """Whether there is an object of that name."""
-
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
         """Name -> size and age of every object below the folder `prefix`; all, if it is empty."""
 
@@ -117,9 +114,6 @@ class LocalObjects:
                 return False
             self.put_bytes(name, data)
             return True
-
-    def exists(self, name: str) -> bool:
-        return (self.root / name).is_file()
 
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
         found: dict[str, ObjectInfo] = {}

@@ -122,14 +122,6 @@ class S3Objects:
                 return self.get_bytes(name) == data
         return True
 
-    def exists(self, name: str) -> bool:
-        try:
-            with self._failing(name):
-                self._client.head_object(Bucket=self.bucket, Key=self._key(name))
-        except KeyError:
-            return False
-        return True
-
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
         root = self._key(f"{prefix.rstrip('/')}/" if prefix else "")
         with self._failing(prefix):

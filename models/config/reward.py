@@ -22,9 +22,9 @@ from trimtab.models.config.base import (
     Tokens,
     Weight,
 )
+from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.config.sampling import SamplerConfig
 from trimtab.models.config.training import Precision, TrainConfig
-from trimtab.models.packages import PACKAGED_MODELS
 
 FoldBy = Literal["prompt", "pair"]
 OF_FOLDS = (

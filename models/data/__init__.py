@@ -6,7 +6,7 @@ from trimtab.models.data.demonstrations import (
     Shaping,
     load_demonstrations,
 )
-from trimtab.models.data.external_votes import VotesError, read_votes
+from trimtab.models.data.external_votes import ReviewError, VotesError, read_review, read_votes
 from trimtab.models.data.loading import (
     Look,
     OnBadRows,
@@ -20,7 +20,7 @@ from trimtab.models.data.loading import (
 from trimtab.models.data.messages import Render, chat_renderer, render_hh
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
 from trimtab.models.data.readers import Source
-from trimtab.models.data.review import ReviewError, read_review
+from trimtab.models.data.row_account import PreferenceReport, SourceCounts
 from trimtab.models.data.splits import (
     LeakageError,
     SplitBy,
@@ -28,7 +28,6 @@ from trimtab.models.data.splits import (
     check_leakage,
     split_pairs,
 )
-from trimtab.models.data.summary import PreferenceReport, SourceCounts
 
 __all__ = [
     "BadRow",

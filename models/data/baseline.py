@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trimtab.models.data.files import SourceError, read_file
 from trimtab.models.data.problems import shorten
-from trimtab.models.data.summary import content_digest
+from trimtab.models.data.row_account import content_digest
 
 TEXTS: Final = ("prompt", "chosen", "rejected")
 STRENGTH: Final = "mean preference difference"

@@ -22,6 +22,8 @@ from trimtab.models.data.messages import (
     check_messages,
     render_hh,
     render_hh_whole,
+    roles_of,
+    template_problem,
     text_problem,
 )
 from trimtab.models.data.problems import (
@@ -29,7 +31,7 @@ from trimtab.models.data.problems import (
     PreferenceDataError,
     Problem,
     advice_on,
-    raw_text,
+    length_problem,
     shorten,
 )
 from trimtab.models.data.readers import Source, read_source
@@ -83,15 +85,6 @@ class Shaping:
             return render_hh(messages), render_hh_whole([*messages, *answered]) + self.end
         return self.render(messages), self.render_whole([*messages, *answered])
 
-    def length_problem(self, name: str, text: str) -> Problem | None:
-        """What is wrong with a text's length."""
-        found, limit, unit = len(text), self.max_characters, "characters"
-        if (limit is None or found <= limit) and self.count_tokens is not None:
-            found, limit, unit = self.count_tokens(text), self.max_tokens, "tokens"
-        if limit is None or found <= limit:
-            return None
-        return Problem("too_long", name, f"{found} {unit}", f"at most {limit} {unit}")
-
 
 def load_demonstrations(
     sources: Sequence[Source],
@@ -115,15 +108,14 @@ def load_demonstrations(
                 num_rows += 1
                 demonstration, problems = _parse(raw, shaping, source.category)
                 if demonstration is None or problems:
-                    bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
-                    bad_rows.append(bad)
+                    bad_rows.append(raw.refused(problems))
                 else:
                     found.append(demonstration)
             if num_rows == 0:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
-                bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+                raise SourceError(source.label, 0, problem)
         except SourceError as error:
-            bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+            bad_rows.append(error.refused())
     advice = advice_on(bad_rows, on_bad_rows)
     if advice is None and not found:
         advice = "give other sources: no usable row left"
@@ -163,7 +155,8 @@ def _parse(
     parsed = {"prompt": _completion, "messages": _dialogue, "text": _text}[shapes[0][0]](row)
     if parsed is None:
         return None, row.problems
-    problem = shaping.length_problem(shapes[0][-1], parsed[1])
+    limits = shaping.max_characters, shaping.max_tokens, shaping.count_tokens
+    problem = length_problem(shapes[0][-1], parsed[1], *limits)
     if problem is not None:
         row.problems.append(problem)
     return Demonstration(*parsed, category=own or category), row.problems
@@ -200,7 +193,7 @@ def _message_completion(row: _Row, prompt: Any, completion: Any) -> tuple[str, s
     ):
         if messages is not None and messages[at]["role"] != role:
             place = f"a {'first' if at == 0 else 'last'} turn of the {role}"
-            row.problems.append(Problem("bad_turns", name, _roles(messages), place))
+            row.problems.append(Problem("bad_turns", name, roles_of(messages), place))
     if asked is None or answer is None or row.problems:
         return None
     rendered = _rendered(row, "completion", asked, answer)
@@ -214,7 +207,7 @@ def _dialogue(row: _Row) -> tuple[str, str, str] | None:
     first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), None)
     if not first:
         allowed = "a turn of the assistant, and one of another before it"
-        row.problems.append(Problem("bad_turns", "messages", _roles(messages), allowed))
+        row.problems.append(Problem("bad_turns", "messages", roles_of(messages), allowed))
         return None
     rendered = _rendered(row, "messages", messages[:first], messages[first:])
     return None if rendered is None else ("", rendered[1], rendered[0])
@@ -226,15 +219,10 @@ def _rendered(
     try:
         return row.shaping.texts(asked, answered)
     except ValueError as error:
-        allowed = "messages that the tokenizer's chat template takes"
-        row.problems.append(Problem("not_renderable", name, str(error)[:200], allowed))
+        row.problems.append(template_problem(name, error))
         return None
 
 
 def _ended(text: str, end: str) -> str:
     """The text with the end token behind it, once."""
     return text if text.endswith(end) else text + end
-
-
-def _roles(messages: list[Message]) -> str:
-    return f"turns {shorten([message['role'] for message in messages])}"

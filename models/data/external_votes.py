@@ -1,22 +1,105 @@
-"""Votes on pairs that the user has already: rows of a file of any kind that pairs may have.
+"""What a user says of pairs, in files of any kind that pairs may have: votes, and a review.
 
-A row names its pair by `id` or, for pairs without one, by `line`: its number in the file of pairs
-or, where these are of several files, "file:line", as the audit's `source` has it. It holds
+A row of votes names its pair by `id` or, for pairs without one, by `line`: its number in the file
+of pairs or, where these are of several files, "file:line", as the audit's `source` has it. It holds
 `chosen_score` and `rejected_score`, or one `vote`, positive where the label is right. Other columns
-are not read. All that is wrong with a file is reported at once.
+are not read. A row of a review, which the audit's page writes, has `id`, `verdict` and a `note`,
+which may be null. All that is wrong with a file is reported at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trimtab.models.data.files import RawRow
-from trimtab.models.data.mapped import number_of
+from trimtab.models.data.columns import number_of
+from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, shorten
-from trimtab.models.data.readers import Source
-from trimtab.models.data.review import object_rows, refused
+from trimtab.models.data.readers import Source, read_source
+
+VERDICTS: Final = ("keep", "flip", "drop", "unsure")
+REVIEW_FIELDS: Final = ("id", "verdict", "note")
+REVIEW_ADVICE: Final = (
+    "correct the lines, or download the review again from the audit's page of the same pairs"
+)
+
+
+class ReviewError(PreferenceDataError):
+    """All that is wrong with a review."""
+
+    subject = "review"
+
+
+def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]:
+    """Each reviewed pair's verdict by id: keep, flip, drop or unsure.
+
+    known: ids of the pairs there are; none: not known yet, and any is taken. Raises ReviewError for
+    any other id, a second verdict on a pair, a line of another form, or a source without lines.
+    """
+    verdicts: dict[str, str] = {}
+    places: dict[str, str] = {}
+    bad_rows: list[BadRow] = []
+    for raw in object_rows(source, f"an object with {', '.join(REVIEW_FIELDS)}", bad_rows):
+        if problems := [*_field_problems(raw.value), *_id_problems(raw, known, places)]:
+            bad_rows.append(raw.refused(problems))
+        else:
+            verdicts[raw.value["id"]] = raw.value["verdict"]
+    if not verdicts and not bad_rows:
+        problem = Problem("empty_source", None, "0 verdicts", "at least one")
+        bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+    if bad_rows:
+        raise ReviewError(bad_rows, REVIEW_ADVICE)
+    return verdicts
+
+
+def object_rows(source: Source, allowed: str, bad_rows: list[BadRow]) -> Iterator[RawRow]:
+    """The rows of a source that are objects, which is what is `allowed`; of all others, and of a
+    source that cannot be read to its end, what is wrong is added to `bad_rows`."""
+    try:
+        for raw in read_source(source, []):
+            if raw.is_blank:
+                continue
+            problem = raw.problem
+            if problem is None and not isinstance(raw.value, dict):
+                problem = Problem("not_an_object", None, shorten(raw.value), allowed)
+            if problem is None:
+                yield raw
+            else:
+                bad_rows.append(raw.refused([problem]))
+    except SourceError as error:
+        bad_rows.append(error.refused())
+
+
+def _id_problems(
+    raw: RawRow, known: Collection[str] | None, places: dict[str, str]
+) -> Iterator[Problem]:
+    """What is wrong with a line's id; a pair that is there is noted in `places` by it."""
+    if isinstance(identifier := raw.value.get("id"), str):
+        if known is not None and identifier not in known:
+            yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
+        elif identifier in places:
+            allowed = f"a pair other than that of {places[identifier]}"
+            yield Problem("duplicate_id", "id", shorten(identifier), allowed)
+        else:
+            places[identifier] = f"{raw.file}:{raw.line}"
+
+
+def _field_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with a line's fields, each for itself."""
+    for name in row:
+        if name not in REVIEW_FIELDS:
+            yield Problem("misplaced_field", name, shorten(row[name]), ", ".join(REVIEW_FIELDS))
+    for name in ("id", "verdict"):
+        if row.get(name) is None:
+            yield Problem("missing_field", name, "nothing", "a text")
+        elif not isinstance(row[name], str):
+            yield Problem("wrong_type", name, shorten(row[name]), "a text")
+    if not isinstance(row.get("note"), str | None):
+        yield Problem("wrong_type", "note", shorten(row["note"]), "a text or null")
+    if isinstance(row.get("verdict"), str) and row["verdict"] not in VERDICTS:
+        yield Problem("out_of_range", "verdict", shorten(row["verdict"]), ", ".join(VERDICTS))
+
 
 # Differences of scores up to this, and their squares, are finite.
 LARGEST: Final = 1e30
@@ -113,10 +196,10 @@ class _Reader:
         elif identity is not None:
             self.places[identity] = f"{raw.file}:{raw.line}"
         if problems and all(problem.reason == "unknown_id" for problem in problems):
-            self.unknown.append(refused(raw, problems))
+            self.unknown.append(raw.refused(problems))
             self.strangers.add(str(row[_key_of(row)]).partition("#")[0])
         elif problems:
-            self.bad_rows.append(refused(raw, problems))
+            self.bad_rows.append(raw.refused(problems))
         elif scores is not None:
             self.votes[known] = scores
 

@@ -13,14 +13,14 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from trimtab.models.data.json_text import JsonText
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import BadRow, Problem, raw_text, shorten
 from trimtab.models.data.unpacking import (
     CHUNK_BYTES,
     MAX_BATCH_BYTES,
@@ -86,6 +86,10 @@ class RawRow:
         """Whether this is a line of white space only, which is no row."""
         return isinstance(self.raw, bytes) and not self.raw.strip()
 
+    def refused(self, problems: Sequence[Problem]) -> BadRow:
+        """The row with what is wrong with it."""
+        return BadRow(self.file, self.line, raw_text(self.raw), tuple(problems))
+
 
 class SourceError(ValueError):
     """A source that is missing or cannot be read to its end."""
@@ -93,6 +97,10 @@ class SourceError(ValueError):
     def __init__(self, file: str, line: int, problem: Problem) -> None:
         super().__init__(f"{file}: {problem.reason}: {problem.found}")
         self.file, self.line, self.problem = file, line, problem
+
+    def refused(self) -> BadRow:
+        """The source in place of its rows."""
+        return BadRow(self.file, self.line, "", (self.problem,))
 
 
 def read_file(path: Path, label: str) -> Iterator[RawRow]:
@@ -216,27 +224,21 @@ def _read_values(stream: Any, label: str, opening: str) -> Iterator[RawRow]:
 
 
 def _row_of_value(label: str, line: int, text: str, value: Any, wrong: str | None) -> RawRow:
-    problem = None
+    raw = text.encode("utf-8", "surrogateescape")
+    problem = _bad_bytes(raw)
     if wrong is not None:
         problem = Problem("not_json", None, f"{shorten(text)} ({wrong})", "a JSON object")
-    elif (surrogate := _bad_bytes(text)) is not None:
-        problem = surrogate
     if problem is None and isinstance(value, dict):
         return RawRow(label, line, value, value)
-    raw = text.encode("utf-8", "surrogateescape")
     return RawRow(label, line, raw, None if problem else value, problem)
 
 
-def _bad_bytes(text: str) -> Problem | None:
-    """What is wrong with text decoded by "surrogateescape", if bytes were no UTF-8."""
-    if text.isascii():
-        return None
+def _bad_bytes(raw: bytes) -> Problem | None:
+    """What is wrong with bytes that are no UTF-8."""
     try:
-        text.encode("utf-8", "surrogateescape").decode("utf-8")
+        raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return _utf8_problem(error)
-    except UnicodeEncodeError:  # half of a surrogate pair, which the fields' checks name
-        return None
     return None
 
 
@@ -330,12 +332,7 @@ def _header(row: list[str], label: str, line: int) -> list[str]:
 
 
 def _row_of_table(row: list[str], header: list[str], label: str, line: int, raw: bytes) -> RawRow:
-    problem = None
-    if not raw.isascii():
-        try:
-            raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            problem = _utf8_problem(error)
+    problem = _bad_bytes(raw)
     while len(row) > len(header) and not row[-1]:  # separators at the end of a line
         row.pop()
     if problem is None and len(row) != len(header):

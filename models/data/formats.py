@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
-from trimtab.models.data.column_words import ASKING, words
-from trimtab.models.data.mapped import is_message
+from trimtab.models.data.columns import ASKING, is_message, words
 from trimtab.models.data.messages import (
     ASSISTANT_MARK,
     MARKS,
@@ -29,10 +28,12 @@ from trimtab.models.data.messages import (
     Render,
     check_messages,
     render_hh,
+    roles_of,
     say_the_same,
     split_common_messages,
     split_common_text,
     split_plain_text,
+    template_problem,
     text_problem,
 )
 from trimtab.models.data.problems import Problem, shorten
@@ -249,18 +250,18 @@ def _finish_messages(
         for side in sides
     ]
     if not start:
-        found = f"chosen {_roles(sides[0])}, rejected {_roles(sides[1])}"
+        found = f"chosen {roles_of(sides[0])}, rejected {roles_of(sides[1])}"
         allowed = "dialogues that share all turns but the last"
         parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
         return
     before = len(parsed.problems)
     if start[-1]["role"] not in ("user", "tool"):
-        found, allowed = _roles(start), "a last turn of the user, or of a tool"
+        found, allowed = roles_of(start), "a last turn of the user, or of a tool"
         parsed.problems.append(Problem("bad_turns", "prompt", found, allowed))
     for name, side in zip(parsed.answer_fields, sides, strict=True):
         if not side or {side[0]["role"], side[-1]["role"]} != {"assistant"}:
             allowed = "turns after the prompt, the first and the last of the assistant"
-            parsed.problems.append(Problem("bad_turns", name, _roles(side), allowed))
+            parsed.problems.append(Problem("bad_turns", name, roles_of(side), allowed))
     if len(parsed.problems) > before:
         return
     try:
@@ -268,8 +269,7 @@ def _finish_messages(
         parsed.answers = tuple(_answer_text(start, side, prompt, render) for side in sides)
         parsed.prompt, parsed.messages = prompt, (start, *sides)
     except ValueError as error:
-        allowed = "messages that the tokenizer's chat template takes"
-        parsed.problems.append(Problem("not_renderable", "prompt", str(error)[:200], allowed))
+        parsed.problems.append(template_problem("prompt", error))
 
 
 def _answer_text(
@@ -284,10 +284,6 @@ def _answer_text(
     if not text.startswith(prompt):
         raise ValueError("the chat template changes earlier turns when further ones follow")
     return text[len(prompt) :] + last
-
-
-def _roles(messages: list[Message]) -> str:
-    return f"turns {shorten([m['role'] for m in messages])}"
 
 
 def _check_answers(parsed: ParsedRow) -> None:

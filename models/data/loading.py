@@ -1,10 +1,13 @@
 """Loading preferences: read, parse, check all rows, report everything that is wrong at once."""
 
-import dataclasses
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.formats import ParsedRow
@@ -15,14 +18,14 @@ from trimtab.models.data.problems import (
     PreferenceDataError,
     Problem,
     advice_on,
-    raw_text,
+    length_problem,
 )
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import Dialogues, PreferencePair
+from trimtab.models.data.row_account import PreferenceReport, SourceCounts, content_digest
 from trimtab.models.data.row_fields import RowFields, further_fields, plain
 from trimtab.models.data.row_reader import RowReader, check_form
-from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
 OnBadRows = Literal["fail", "quarantine"]
 OnTies = Literal["fail", "drop"]
@@ -32,7 +35,7 @@ class PreferenceOptionError(ValueError):
     """An invalid argument of `load_preferences`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TokenLimit:
     """The most tokens of a prompt and any one of its answers together, and how they are counted."""
 
@@ -61,7 +64,7 @@ def load_preferences(
     where no usable row is left; PreferenceOptionError for arguments.
     """
     _check_options(sources, on_bad_rows, on_ties, max_characters, max_tokens)
-    loader = _Loader(render, on_ties == "drop", max_characters, max_tokens, fields=fields)
+    loader = _Loader(on_ties == "drop", render, max_characters, max_tokens, fields=fields)
     for source in sources:
         loader.read(source)
     bad_rows, report = loader.bad_rows, loader.report
@@ -77,7 +80,7 @@ def load_preferences(
     return loader.pairs, bad_rows, report
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Look:
     """What a preview of sources found. is_whole: every row was read."""
 
@@ -96,7 +99,7 @@ def look_through(
     are is not looked at. Raises PreferenceOptionError for sources of one name.
     """
     _check_options(sources, "fail", on_ties, None, None)
-    loader = _Loader(None, on_ties == "drop", None, None, max_rows)
+    loader = _Loader(on_ties == "drop", max_rows=max_rows)
     for source in sources:
         loader.read(source)
     loader.report.describe_pairs(loader.pairs)
@@ -146,27 +149,22 @@ def _check_options(
         raise PreferenceOptionError("load_preferences: " + "; ".join(problems))
 
 
+@dataclass
 class _Loader:
     """The state of one `load_preferences`: what was used and refused so far, and the ids seen."""
 
-    def __init__(
-        self,
-        render: Render | None,
-        drop_ties: bool,
-        max_characters: int | None,
-        max_tokens: TokenLimit | None,
-        max_rows: int | None = None,
-        fields: RowFields | None = None,
-    ) -> None:
-        self.render, self.drop_ties = render, drop_ties
-        self.max_rows, self.is_whole = max_rows, True
-        self.max_characters, self.max_tokens = max_characters, max_tokens
-        self.fields = fields
-        self.pairs: list[PreferencePair] = []
-        self.bad_rows: list[BadRow] = []
-        self.report = PreferenceReport()
-        self.ids: set[str] = set()
-        self.repeats: dict[str, int] = {}
+    drop_ties: bool
+    render: Render | None = None
+    max_characters: int | None = None
+    max_tokens: TokenLimit | None = None
+    max_rows: int | None = None
+    fields: RowFields | None = None
+    is_whole: bool = True
+    pairs: list[PreferencePair] = field(default_factory=list)
+    bad_rows: list[BadRow] = field(default_factory=list)
+    report: PreferenceReport = field(default_factory=PreferenceReport)
+    ids: set[str] = field(default_factory=set)
+    repeats: dict[str, int] = field(default_factory=dict)
 
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
@@ -184,14 +182,11 @@ class _Loader:
             self.is_whole &= is_whole
             if counts.rows_read == 0 and is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
-                self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+                raise SourceError(source.label, 0, problem)
             self._refuse_files(reader, is_whole=is_whole)
         except SourceError as error:
-            self.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+            self.bad_rows.append(error.refused())
         counts.unpaired = reader.num_waiting
-        for name in (item.name for item in dataclasses.fields(SourceCounts)):
-            total = getattr(self.report.total, name) + getattr(counts, name)
-            setattr(self.report.total, name, total)
 
     def _refuse_files(self, reader: RowReader, *, is_whole: bool) -> None:
         """Put one problem in place of those that follow from a file's columns in all its rows."""
@@ -216,7 +211,7 @@ class _Loader:
         if parsed.is_tie and not self.drop_ties:
             parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
         if parsed.problems:
-            bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(parsed.problems[:NUM_KEPT]))
+            bad = raw.refused(parsed.problems[:NUM_KEPT])
             self.bad_rows.append(bad)
             self.report.bad_rows_by_reason[bad.reason] += 1
             counts.quarantined += 1
@@ -246,15 +241,14 @@ class _Loader:
             self.report.ignored_fields[name] += num_rows
 
     def _check_lengths(self, parsed: ParsedRow) -> None:
+        tokens = self.max_tokens
+        most, count = (None, None) if tokens is None else (tokens.most, tokens.count)
         for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
-            limit, count = self.max_characters, len(parsed.prompt) + len(answer)
-            unit = "characters"
-            if (limit is None or count <= limit) and self.max_tokens is not None:
-                limit = self.max_tokens.most
-                count, unit = self.max_tokens.count(parsed.prompt + answer), "tokens"
-            if limit is not None and count > limit:
-                found = f"{count} {unit} of prompt and answer"
-                problem = Problem("too_long", name, found, f"at most {limit} {unit}")
+            text = parsed.prompt + answer
+            problem = length_problem(
+                name, text, self.max_characters, most, count, of=" of prompt and answer"
+            )
+            if problem is not None:
                 parsed.problems.append(problem)
 
     def _claim_id(self, parsed: ParsedRow) -> None:
@@ -324,3 +318,30 @@ def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
         for each in parsed.messages
     )
     return Dialogues(start, sides[better], sides[worse])
+
+
+# Pairs whose tokens are counted, spread over all of them: in about a second.
+MOST_COUNTED = 1000
+
+
+def share_over_tokens(pairs: Sequence[PreferencePair], folder: Path, limit: int) -> float | None:
+    """The share of pairs of which prompt and an answer together have more tokens than `limit`.
+
+    Messages are counted as texts, without what a chat template adds. folder: of a model. None where
+    it has no tokenizer.json that can be read, or there are no pairs.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file() or not pairs:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception:  # the library raises nothing more specific; the run says what is wrong
+        return None
+    tokenizer.no_truncation()
+    some = pairs[:: -(-len(pairs) // MOST_COUNTED)]
+    texts = [pair.prompt + answer for pair in some for answer in (pair.chosen, pair.rejected)]
+    counts = [len(each.ids) for each in tokenizer.encode_batch(texts)]
+    longer = [max(both) > limit for both in zip(counts[::2], counts[1::2], strict=True)]
+    return sum(longer) / len(longer)

@@ -147,6 +147,17 @@ def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Mess
     return messages if len(problems) == before else None
 
 
+def roles_of(messages: Sequence[Message]) -> str:
+    """Whose turns these are, for messages to people."""
+    return f"turns {shorten([message['role'] for message in messages])}"
+
+
+def template_problem(field: str, error: ValueError) -> Problem:
+    """What is wrong where a chat template refuses messages."""
+    allowed = "messages that the tokenizer's chat template takes"
+    return Problem("not_renderable", field, str(error)[:200], allowed)
+
+
 def _plain(message: Any) -> Message | None:
     """A message of nothing but text that is right, which nearly all are."""
     if type(message) is not dict or len(message) > 2:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from trimtab.models.data.column_words import words
+from trimtab.models.data.columns import Mapped, Row, list_of, number_of, words
 from trimtab.models.data.formats import ANNOTATORS
-from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
 from trimtab.models.data.messages import ASSISTANT_MARK
 from trimtab.models.data.ranked_answers import (
     MAX_ANSWERS,
@@ -108,30 +107,22 @@ ARENA = TwoAnswers(
 )
 
 
-def _equal_is_tie(first: str, second: str, category: str | None = None) -> Convert:
-    """Trimtab's columns with a score of each answer: nobody won where they are equal."""
+def _native(*, scores: Sequence[str] = (), category: Sequence[str] = ()) -> Convert:
+    """Trimtab's columns beside others.
 
-    def convert(row: Row, mapped: Mapped) -> None:
-        scores = [number_of(row.get(name)) for name in (first, second)]
-        mapped.values = row
-        is_scored = all(isinstance(score, int | float) for score in scores)
-        if is_scored and scores[0] == scores[1] and row.get("tie") is None:
-            mapped.values = mapped.values | {"tie": True}
-        if category is not None and row.get("category") is None and row.get(category):
-            mapped.values = mapped.values | {"category": row[category]}
-            mapped.names["category"] = category
-
-    return convert
-
-
-def _category(*columns: str) -> Convert:
-    """Trimtab's columns, with the category in another one."""
+    scores: of either answer; nobody won where they are equal. category: columns of which the first
+    that is not empty holds it.
+    """
 
     def convert(row: Row, mapped: Mapped) -> None:
         mapped.values = row
-        column = next((name for name in columns if row.get(name)), None)
+        numbers = [number_of(row.get(name)) for name in scores]
+        is_scored = bool(numbers) and all(isinstance(each, int | float) for each in numbers)
+        if is_scored and numbers[0] == numbers[1] and row.get("tie") is None:
+            mapped.values = row | {"tie": True}
+        column = next((name for name in category if row.get(name)), None)
         if row.get("category") is None and column is not None:
-            mapped.values = row | {"category": row[column]}
+            mapped.values = mapped.values | {"category": row[column]}
             mapped.names["category"] = column
 
     return convert
@@ -149,7 +140,7 @@ def _named(row: Row, mapped: Mapped) -> None:
 
 def _lists(row: Row, mapped: Mapped) -> None:
     """Right answers and wrong ones: each right one is better than each wrong one."""
-    _category("subset", "domain")(row, mapped)
+    _native(category=("subset", "domain"))(row, mapped)
     right, wrong = row["chosen"], row["rejected"]
     places = [("chosen", len(right)), ("rejected", len(wrong))]
     for name, count in places:
@@ -279,23 +270,10 @@ def _sharegpt(row: Row, mapped: Mapped) -> None:
 
 def _openai(row: Row, mapped: Mapped) -> None:
     asked = list_of(row.get("input"))
-    mapped.values |= {
-        "prompt": asked.get("messages") if isinstance(asked, dict) else asked,
-        "chosen": row.get("preferred_output"),
-        "rejected": row.get("non_preferred_output"),
-    }
-    mapped.names = {
-        "prompt": "input.messages",
-        "chosen": "preferred_output",
-        "rejected": "non_preferred_output",
-    }
-
-
-def _pandalm(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
-    """Votes in columns: 1 or 2 is the better answer, 0 a tie; empty cells are no vote."""
-    people = [name for name in VOTERS if row.get(name) is not None]
-    said = [(name, choice(name, {1: 1, 2: -1, 0: 0})(row, mapped)) for name in people]
-    return [(name, each) for name, each in said if each is not None]
+    columns = {"chosen": "preferred_output", "rejected": "non_preferred_output"}
+    mapped.values |= {own: row.get(name) for own, name in columns.items()}
+    mapped.values["prompt"] = asked.get("messages") if isinstance(asked, dict) else asked
+    mapped.names = columns | {"prompt": "input.messages"}
 
 
 def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
@@ -314,6 +292,11 @@ def with_input(row: Row, mapped: Mapped) -> Row:
 
 def _with_input(convert: Convert) -> Convert:
     return lambda row, mapped: convert(with_input(row, mapped), mapped)
+
+
+def _voted(first: str, second: str) -> Convert:
+    people = voters(first, second)
+    return TwoAnswers("prompt", first, second, majority(people), people)
 
 
 def _label_studio(row: Row, mapped: Mapped) -> None:
@@ -377,7 +360,6 @@ def _unpaired(keys: Sequence[str]) -> dict[str, str] | None:
 
 
 ASKED: Final = ("instruction", "question", "query", "input")
-VOTERS: Final = tuple(f"annotator{number}" for number in range(1, 10))
 NATIVE: Final = Preset(
     "native",
     "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
@@ -423,16 +405,17 @@ PRESETS: Final = (
     Preset(
         "ultrafeedback-binarized", "HuggingFaceH4/ultrafeedback_binarized",
         ("chosen", "rejected", "score_chosen", "score_rejected"),
-        _equal_is_tie("score_chosen", "score_rejected"), NATIVE.reads,
+        _native(scores=("score_chosen", "score_rejected")), NATIVE.reads,
     ),
     Preset(
         "tulu3", "allenai's Tulu 3 preference mixtures",
         ("chosen", "rejected", "chosen_rating", "rejected_rating"),
-        _equal_is_tie("chosen_rating", "rejected_rating", "source"), (*NATIVE.reads, "source"),
+        _native(scores=("chosen_rating", "rejected_rating"), category=("source",)),
+        (*NATIVE.reads, "source"),
     ),
     Preset(
         "rewardbench", "RewardBench 1", ("prompt", "chosen", "rejected", "subset"),
-        _category("subset"), NATIVE.reads,
+        _native(category=("subset",)), NATIVE.reads,
     ),
     Preset(
         "instruction", "Orca DPO pairs, Alpaca's form", ("chosen", "rejected"), _instruction,
@@ -504,10 +487,7 @@ PRESETS: Final = (
     ),
     Preset(
         "pandalm", "PandaLM's test set", ("instruction", "response1", "response2", "annotator1"),
-        _with_input(
-            TwoAnswers("prompt", "response1", "response2", majority(_pandalm), _pandalm)
-        ),
-        ("input", *VOTERS), find=_pandalm_columns,
+        _with_input(_voted("response1", "response2")), ("input",), find=_pandalm_columns,
     ),
     Preset(
         "auto-j", "Auto-J's test set", ("scenario", "prompt", "response 1", "response 2", "label"),
@@ -520,7 +500,7 @@ PRESETS: Final = (
     Preset(
         "voted", "two answers, and which each annotator chose",
         ("prompt", "response_a", "response_b", "annotator_1"),
-        _with_input(TwoAnswers("prompt", "response_a", "response_b", majority(voters), voters)),
+        _with_input(_voted("response_a", "response_b")),
         find=columns_voted,
     ),
     Preset(

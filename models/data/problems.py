@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -195,6 +195,25 @@ def write_quarantine(path: str | os.PathLike[str], bad_rows: Sequence[BadRow]) -
         for row in bad_rows:
             stream.write(json.dumps(row.to_json(), ensure_ascii=False) + "\n")
     return len(bad_rows)
+
+
+def length_problem(
+    field: str,
+    text: str,
+    max_characters: int | None,
+    max_tokens: int | None,
+    count_tokens: Callable[[str], int] | None,
+    *,
+    of: str = "",
+) -> Problem | None:
+    """What is wrong with a text's length. of: what the text is, behind the count."""
+    for count, limit, unit in (
+        (len, max_characters, "characters"),
+        (count_tokens, max_tokens, "tokens"),
+    ):
+        if count is not None and limit is not None and (length := count(text)) > limit:
+            return Problem("too_long", field, f"{length} {unit}{of}", f"at most {limit} {unit}")
+    return None
 
 
 def raw_text(raw: bytes | dict[str, Any]) -> str:

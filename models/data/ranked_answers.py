@@ -5,8 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.models.data.column_words import LOWER, RANKINGS, direction, is_count, is_number, words
-from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
+from trimtab.models.data.columns import (
+    LOWER,
+    RANKINGS,
+    Mapped,
+    Row,
+    direction,
+    is_count,
+    is_number,
+    list_of,
+    number_of,
+    words,
+)
 from trimtab.models.data.problems import Problem, shorten
 
 MAX_ANSWERS: Final = 64
@@ -121,16 +131,17 @@ def order_by_scores(row: Row, mapped: Mapped) -> None:
         found = {name: found.get(name, []) for name in named}
     mapped.reads |= found.keys()
     unclear = [name for name, values in found.items() if values is None]
-    texts = {index: _text_of(index, each) for index, each in enumerate(given)}
+    texts = {}
+    for index, answer in enumerate(given):
+        place, text = _text_of(index, answer)
+        texts[index] = f"{called}{place}", text
     scores = {
         name: dict(_numbers(name, values, len(given), mapped))
         for name, values in found.items()
         if values is not None
     }
     mapped.values["responses"] = [text for _, text in texts.values()]
-    mapped.names |= {
-        f"responses[{index}]": f"{called}{place}" for index, (place, _) in texts.items()
-    }
+    mapped.names |= {f"responses[{index}]": place for index, (place, _) in texts.items()}
     mapped.pairs = ()
     if not mapped.problems and not unclear and len({_signs(each) for each in scores.values()}) > 1:
         unclear = list(scores)
@@ -142,8 +153,7 @@ def order_by_scores(row: Row, mapped: Mapped) -> None:
             )
         )
     elif not mapped.problems:
-        places = {index: (f"{called}{place}", text) for index, (place, text) in texts.items()}
-        _rank(places, next(iter(scores.values())), mapped)
+        _rank(texts, next(iter(scores.values())), mapped)
         mapped.values["tie"] |= row.get("tie") is True
 
 

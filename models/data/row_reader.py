@@ -10,22 +10,30 @@ import dataclasses
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final
 
-from trimtab.models.data.column_words import Compare, is_against, own_scores
-from trimtab.models.data.file_notes import MAX_UNKNOWN, UNPAIRED, FileNotes
+from trimtab.models.data.columns import (
+    MAX_VALUES,
+    Mapped,
+    Row,
+    is_against,
+    list_of,
+    list_of_messages,
+    number_of,
+    own_scores,
+)
+from trimtab.models.data.file_problems import MAX_UNKNOWN, UNPAIRED, FileNotes, hint, needs
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
 from trimtab.models.data.formats import (
     ParsedRow,
     parse_metadata,
     parse_row,
 )
-from trimtab.models.data.hints import hint, needs
-from trimtab.models.data.mapped import MAX_VALUES, Mapped, Row, list_of, list_of_messages, number_of
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
@@ -56,19 +64,22 @@ def check_form(name: str, columns: Mapping[str, str]) -> list[str]:
     """What is wrong with a source's `format` and `columns`."""
     problems = []
     if name not in FORMATS:
-        near = get_close_matches(name, FORMATS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        problems.append(f"format: found {name!r}, allowed: {', '.join(FORMATS)}{hint}")
+        allowed = ", ".join(FORMATS) + _did_you_mean(name, FORMATS)
+        problems.append(f"format: found {name!r}, allowed: {allowed}")
     for own in columns:
         if own not in COLUMNS:
-            near = get_close_matches(own, COLUMNS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             allowed = f"{', '.join(NATIVE.reads)}, {', '.join(METADATA)}, or a preset's column"
-            problems.append(f"columns: found {own!r}, allowed: {allowed}{hint}")
+            allowed += _did_you_mean(own, COLUMNS)
+            problems.append(f"columns: found {own!r}, allowed: {allowed}")
     theirs = list(columns.values())
     if len(set(theirs)) < len(theirs):
         problems.append(f"columns: found {theirs}, allowed: a column of its own for each")
     return problems
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(slots=True)
@@ -108,8 +119,8 @@ class RowReader:
         self.given_up: set[str] = set()
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
-        self._forms: dict[tuple[str, ...], list[_Form]] = {}
-        self._compares: dict[tuple[tuple[str, ...], ...], list[Compare]] = {}
+        self._forms_of = lru_cache(MAX_KNOWN)(self._find_forms)
+        self._compares = lru_cache(MAX_KNOWN)(own_scores)
         self._files: dict[str, FileNotes] = defaultdict(FileNotes)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
 
@@ -120,30 +131,11 @@ class RowReader:
 
     def parse(self, raw: RawRow, number: int = 0) -> ParsedRow:
         """Parse one row that could be read. number: among all rows of the source."""
-        if (problem := self._too_many(raw.value)) is not None:
-            return ParsedRow(problems=[problem])
-        return self._parse(raw, number)
-
-    def _too_many(self, row: Any) -> Problem | None:
-        """What is wrong with a row of so many values that each of them would be a problem."""
-        values = row if isinstance(row, dict) else {}
-        if len(values) > MAX_COLUMNS:
-            allowed = f"at most {MAX_COLUMNS:,}"
-            return Problem("out_of_range", None, f"{len(values):,} fields", allowed)
-        for name, value in values.items():
-            if not isinstance(value, list | dict):
-                continue
-            lists = value.values() if isinstance(value, dict) else (value,)
-            longest = max((len(each) for each in lists if isinstance(each, list)), default=0)
-            if longest > MAX_VALUES and self._renamed.get(name, name) in COLUMNS:
-                found, allowed = f"a list of {longest:,} values", f"at most {MAX_VALUES:,}"
-                return Problem("out_of_range", name, found, allowed)
-        return None
-
-    def _parse(self, raw: RawRow, number: int) -> ParsedRow:
         row = raw.value
         if not isinstance(row, dict):
             return parse_row(row, self.render)
+        if (problem := self._too_many(row)) is not None:
+            return ParsedRow(problems=[problem])
         seen = self._files[raw.file]
         row = self._named(row, raw.is_text, seen)
         form = self._form_of(row)
@@ -154,7 +146,26 @@ class RowReader:
                 self.given_up.add(raw.file)
             return self._unknown(raw.value)
         seen.is_known = True
-        row = _renamed(row, form.columns)
+        return self._parse(raw, _renamed(row, form.columns), form, number)
+
+    def _too_many(self, row: Row) -> Problem | None:
+        """What is wrong with a row of so many values that each of them would be a problem."""
+        if len(row) > MAX_COLUMNS:
+            allowed = f"at most {MAX_COLUMNS:,}"
+            return Problem("out_of_range", None, f"{len(row):,} fields", allowed)
+        for name, value in row.items():
+            if not isinstance(value, list | dict):
+                continue
+            lists = value.values() if isinstance(value, dict) else (value,)
+            longest = max((len(each) for each in lists if isinstance(each, list)), default=0)
+            if longest > MAX_VALUES and self._renamed.get(name, name) in COLUMNS:
+                found, allowed = f"a list of {longest:,} values", f"at most {MAX_VALUES:,}"
+                return Problem("out_of_range", name, found, allowed)
+        return None
+
+    def _parse(self, raw: RawRow, row: Row, form: _Form, number: int) -> ParsedRow:
+        """Parse a row in the preset's columns, and note what can be judged over its file only."""
+        seen = self._files[raw.file]
         mapped = Mapped({n: row[n] for n in METADATA if n in row}, columns=form.named)
         if form.preset.name in UNPAIRED:
             parsed = self._pair_up(row, raw, number, mapped)
@@ -185,8 +196,9 @@ class RowReader:
                 own: row[theirs] for own, theirs in self.columns.items() if theirs in row
             }
             row = {name: value for name, value in row.items() if name not in self._renamed}
-        if nans := [name for name, value in row.items() if _is_nan(value)]:
-            row = row | dict.fromkeys(nans)
+        # what pandas writes for an absent value
+        nans = [name for name, v in row.items() if type(v) is float and math.isnan(v)]
+        row = row | dict.fromkeys(nans)
         return {name: _typed(name, value) for name, value in row.items()} if is_text else row
 
     def _their(self, name: str) -> str:
@@ -195,19 +207,15 @@ class RowReader:
 
     def _form_of(self, row: Row) -> _Form | None:
         """The form of a row: the first preset that reads it."""
-        keys = tuple(row)
-        forms = self._forms.get(keys)
-        if forms is None:
-            if len(self._forms) == MAX_KNOWN:
-                self._forms.clear()
-            forms = self._forms[keys] = list(self._forms_of(keys))
-        for form in forms:
+        for form in self._forms_of(tuple(row)):
             matches = form.preset.matches
             if matches is None or matches(_renamed(row, form.columns)):
                 return form
         return None
 
-    def _forms_of(self, keys: tuple[str, ...]) -> Iterable[_Form]:
+    def _find_forms(self, keys: tuple[str, ...]) -> list[_Form]:
+        """The forms that a row with these columns may have."""
+        forms = []
         names = tuple(name for name in keys if isinstance(name, str))
         for preset in PRESETS:
             is_asked = preset.is_automatic if self.format == "auto" else preset.name == self.format
@@ -217,21 +225,16 @@ class RowReader:
                 others = {own: name for own, name in columns.items() if own != name}
                 named = {own: self._their(name) for own, name in others.items()}
                 ignored = tuple(str(key) for key in keys if key not in known)
-                yield _Form(preset, others, dict(self.columns) | named, ignored)
+                forms.append(_Form(preset, others, dict(self.columns) | named, ignored))
+        return forms
 
     def _is_against_scores(self, row: Row, preset: Preset, parsed: ParsedRow) -> bool | None:
         """Whether a pair's own scores or margin prefer the answer that is labelled worse."""
         if parsed.problems or parsed.is_ranking or len(parsed.answer_fields) != 2:
             return None
-        key = parsed.answer_fields, tuple(row)
-        if key not in self._compares:
-            if len(self._compares) == MAX_KNOWN:
-                self._compares.clear()
-            votes = getattr(preset.convert, "counts", None) or ()
-            columns = [name for name in row if name not in votes]
-            self._compares[key] = own_scores(columns, *parsed.answer_fields)
-        compares = self._compares[key]
-        return is_against(row, compares) if compares else None
+        votes = getattr(preset.convert, "counts", None) or ()
+        columns = tuple(name for name in row if name not in votes)
+        return is_against(row, self._compares(columns, *parsed.answer_fields))
 
     def _unknown(self, row: Row) -> ParsedRow:
         parsed = ParsedRow()
@@ -379,12 +382,7 @@ def _convert(preset: Preset, row: Row, render: Render | None, mapped: Mapped) ->
     parsed.format = preset.name
     _rename(parsed, mapped.names)
     known = {problem.field for problem in mapped.problems}
-    parsed.problems[:0] = mapped.problems
-    parsed.problems = [
-        problem
-        for index, problem in enumerate(parsed.problems)
-        if index < len(mapped.problems) or problem.field not in known
-    ]
+    parsed.problems = mapped.problems + [p for p in parsed.problems if p.field not in known]
     return parsed
 
 
@@ -407,11 +405,6 @@ def _name(place: str, names: Mapping[str, str]) -> str:
     return place
 
 
-def _is_nan(value: Any) -> bool:
-    """Whether this is what pandas writes for an absent value."""
-    return type(value) is float and math.isnan(value)
-
-
 def _typed(name: str, value: Any) -> Any:
     """A cell of a table as what its column holds: a number, a list, true or false, or text."""
     if not isinstance(value, str):
@@ -424,11 +417,9 @@ def _typed(name: str, value: Any) -> Any:
         return list_of(value)
     found = list_of(value)
     is_list = name in ANSWERS and isinstance(found, list) and len(found) > 1
-    return found if is_list and _are_answers(found) else list_of_messages(value)
-
-
-def _are_answers(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, str | dict | list) for each in values)
+    if is_list and all(isinstance(answer, str | dict | list) for answer in found):
+        return found
+    return list_of_messages(value)
 
 
 def _text_problems(row: Row) -> list[Problem]:

@@ -7,12 +7,11 @@ PandaLM it is a tie, to Auto-J the first answer (and 2 a tie), to SHP the second
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.models.data.column_words import CHOICES, words
-from trimtab.models.data.mapped import Mapped, Row, list_of, number_of
+from trimtab.models.data.columns import CHOICES, Mapped, Row, list_of, number_of, words
 from trimtab.models.data.problems import Problem, shorten
 from trimtab.models.data.ranked_answers import PROMPTS
 
@@ -72,15 +71,21 @@ def scores_of(column: str, key: str) -> People:
     """Several people's scores, as in `score_from`; those without a number are left out."""
 
     def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
-            return []
-        scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
+        people = _people_in(row, mapped, column, key)
+        scores = [number_of(each.get(key)) for each in people if isinstance(each, dict)]
         numbers = [score for score in scores if isinstance(score, int | float)]
         return [(None, -score) for score in numbers if not math.isnan(score)]
 
     return opinions
+
+
+def _people_in(row: Row, mapped: Mapped, column: str, key: str) -> list[Any]:
+    """The opinions that a column lists; none where it is absent, or no list."""
+    people = list_of(row.get(column))
+    if people is None or isinstance(people, list):
+        return people or []
+    mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
+    return []
 
 
 MULTIPREF: Final = {
@@ -97,11 +102,7 @@ def multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     """MultiPref's annotators, workers and experts alike."""
     found: list[tuple[str | None, float]] = []
     for column in MULTIPREF_PEOPLE:
-        people = list_of(row.get(column))
-        if people is not None and not isinstance(people, list):
-            mapped.refuse("wrong_type", column, people, "a list of objects with overall_pref")
-            continue
-        for index, each in enumerate(people or []):
+        for index, each in enumerate(_people_in(row, mapped, column, "overall_pref")):
             said = each.get("overall_pref") if isinstance(each, dict) else None
             if isinstance(said, str) and said in MULTIPREF:
                 who = each.get("evaluator")
@@ -129,11 +130,11 @@ STEMS: Final = frozenset(
      "generation", "summary"}
 )  # fmt: skip
 _OF_MODELS: Final = STEMS | {"model", "assistant", "generated"}
-_SIDES: Final = (
+SIDES: Final = (
     ("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "second"), ("one", "two"),
 )  # fmt: skip
 _PLACES: Final = {
-    side: place for pair in _SIDES for place, side in enumerate(pair) if pair[0].isalpha()
+    side: place for pair in SIDES for place, side in enumerate(pair) if pair[0].isalpha()
 }
 _NAMES_OF_CHOICES: Final = CHOICES | STEMS | {"human", "overall", "final"}
 _TIES: Final = frozenset(
@@ -189,7 +190,7 @@ def sides_in(keys: Sequence[str]) -> tuple[str, str] | None:
     pairs = [
         (columns[pair[0]], columns[pair[1]])
         for columns in found.values()
-        for pair in _SIDES
+        for pair in SIDES
         if columns.keys() == set(pair)
     ]
     return pairs[0] if len(pairs) == len(found) == 1 else None
@@ -223,41 +224,56 @@ def columns_voted(keys: Sequence[str]) -> dict[str, str] | None:
     return columns if prompt is None else {"prompt": prompt} | columns
 
 
-def voters(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+def voters(first: str, second: str) -> People:
     """The annotators' choices, as `winner` takes them; empty cells are no vote.
 
     A 0 is a tie beside answers that are numbered from 1, as PandaLM's are.
     """
-    answers = _answers(row, mapped, "response_a", "response_b")
-    columns = [each[0] for each in answers]
-    found: list[tuple[str | None, float]] = []
-    for name in voters_in(tuple(row)):
-        value = row[name]
-        if value is None or value == "":
-            continue
-        mapped.reads.add(name)
-        place, code = place_of(value, answers)
-        if code == 0 and is_told_by_number(columns) and not _counts_from_0(columns):
-            place = 2
-        elif code == 0 and not _counts_from_0(columns):
-            shown = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
-            mapped.problems.append(Problem("ambiguous_label", name, shown, NUMBERED))
-        if place is not None:
-            found.append((name, (1, -1, 0)[place]))
-        elif code != 0:
-            mapped.refuse("out_of_range", name, value, _WINNERS.format(*columns))
-    return found
+
+    def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+        answers = answers_of(row, first, second, mapped.columns)
+        columns = [each[0] for each in answers]
+        found: list[tuple[str | None, float]] = []
+        for name in voters_in(tuple(row)):
+            value = row[name]
+            if value is None or value == "":
+                continue
+            mapped.reads.add(name)
+            place, code = place_of(value, answers)
+            if code == 0 and is_told_by_number(columns) and not _counts_from_0(columns):
+                place = 2
+            if place is not None:
+                found.append((name, (1, -1, 0)[place]))
+            else:
+                _refuse_choice(name, value, code, columns, mapped)
+        return found
+
+    return opinions
 
 
 Answer = tuple[str, str, Any, Any]
 """What an answer's column is called, in the row and here, its text, and its model."""
 
 
-def _answers(row: Row, mapped: Mapped, first: str, second: str) -> list[Answer]:
+def answers_of(
+    row: Row, first: str, second: str, columns: Mapping[str, str] | None = None
+) -> list[Answer]:
+    """The answers in two columns of a row. columns: what the row itself calls these."""
     return [
-        (mapped.columns.get(name, name), name, row.get(name), row.get(model))
+        ((columns or {}).get(name, name), name, row.get(name), row.get(model))
         for name, model in ((first, "model_a"), (second, "model_b"))
     ]
+
+
+def _refuse_choice(
+    name: str, value: Any, code: float | None, columns: Sequence[str], mapped: Mapped
+) -> None:
+    """Refuse a value that names no answer. code: the number that it is; a 0 may be any of them."""
+    if code == 0 and not _counts_from_0(columns):
+        shown = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
+        mapped.problems.append(Problem("ambiguous_label", name, shown, NUMBERED))
+    else:
+        mapped.refuse("out_of_range", name, value, _WINNERS.format(*columns))
 
 
 def _says_which(parts: Sequence[str]) -> bool:
@@ -290,16 +306,13 @@ def winner(first: str, second: str) -> Preference:
         value = row.get("winner")
         if isinstance(value, dict) and "selected" in value:  # Label Studio
             value = value["selected"]
-        answers = _answers(row, mapped, first, second)
+        answers = answers_of(row, first, second, mapped.columns)
         place, mapped.code = place_of(value, answers)
         mapped.is_told = place is not None
-        columns = [each[0] for each in answers]
-        if mapped.code == 0 and not _counts_from_0(columns):
-            found = f"{shorten(value)}, of {columns[0]} and {columns[1]}"
-            mapped.problems.append(Problem("ambiguous_label", "winner", found, NUMBERED))
-        elif place is None:
-            mapped.refuse("out_of_range", "winner", value, _WINNERS.format(*columns))
-        return None if place is None else (1, -1, 0)[place]
+        if place is not None:
+            return (1, -1, 0)[place]
+        _refuse_choice("winner", value, mapped.code, [each[0] for each in answers], mapped)
+        return None
 
     return opinion
 
@@ -356,14 +369,6 @@ def _place_of_number(value: Any, answers: Sequence[Answer]) -> tuple[int | None,
         return None, None
     place = code - (not _counts_from_0([column for column, *_ in answers]))
     return (int(place) if place in (0, 1) else None), code
-
-
-def answers_of(row: Row, first: str, second: str) -> list[Answer]:
-    """The answers of a row in columns of its own."""
-    return [
-        (name, name, row.get(name), row.get(model))
-        for name, model in ((first, "model_a"), (second, "model_b"))
-    ]
 
 
 def other_choice(
@@ -432,7 +437,10 @@ class TwoAnswers:
         if self.identity is not None:
             names["id"] = self.identity
         mapped.names = names
-        mapped.values |= {own: _plain(own, row.get(name)) for own, name in names.items()}
+        mapped.values |= {
+            own: number_of(row.get(name)) if own.startswith("votes_") else row.get(name)
+            for own, name in names.items()
+        }
         mapped.values["tie"] = preference == 0
         if self.is_rated and preference:
             mapped.values["rating"] = 1 + round(abs(preference))
@@ -451,7 +459,3 @@ def _votes(said: Sequence[tuple[str | None, float]]) -> Row:
             for (who, _), name in zip(said, prefers, strict=True)
         ]
     return values
-
-
-def _plain(name: str, value: Any) -> Any:
-    return number_of(value) if name.startswith("votes_") else value

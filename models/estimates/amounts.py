@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from trimtab.models import counts
 from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from trimtab.models.data.files import SourceError
@@ -17,6 +16,7 @@ from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.row_reader import ColumnsError, RowReader
 from trimtab.models.data.written_prompts import SETS, load_written
 from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.nets import counts
 from trimtab.models.synthetic.demonstrations import MAX_ADDED
 from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
 from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt, family_of, request_of

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.models.config.packages import ROOT
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.estimates.machine import Card
 from trimtab.models.estimates.shapes import ModelShape
 from trimtab.models.estimates.work import StageInputs, Work
-from trimtab.models.packages import ROOT
 
 # Shares of a data sheet's rate that training reaches. A reward model's update reached 24 % of the
 # measured rate, 19 % of the data sheet's, on one H200 and one H100 (performance.md, A GPU); the

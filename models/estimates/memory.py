@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import ceil
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import Optimiser, Precision, TrainConfig, TrainerConfig
 from trimtab.models.estimates.shapes import LayerShape, ModelShape
+from trimtab.models.nets import counts
 
 FLOAT_BYTES = 4
 # `auto` is that of a CPU: `work_of` says what it is on a machine with GPUs.
@@ -95,7 +95,7 @@ class Partition:
         besides."""
         number = FLOAT_BYTES // self.width
         wide = FLOAT_BYTES * self.is_narrow * (2 if self.stage == 3 else 1)
-        return (number + wide) * chunk_sizes.ZERO_BUCKET
+        return (number + wide) * counts.ZERO_BUCKET
 
     @property
     def width(self) -> int:
@@ -117,7 +117,7 @@ class Partition:
         is_once = self.stage == 2 and self.is_narrow
         twice = 2 if self.stage == 2 and not self.is_narrow else 1
         copied = 0 if is_once else ceil(memory.gradients / self.num_devices)
-        live = chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH
+        live = counts.ZERO_LIVE + counts.ZERO_PREFETCH
         gathered = min(memory.weights, FLOAT_BYTES * live) // self.width if self.stage == 3 else 0
         part = replace(
             memory,
@@ -256,7 +256,7 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
     """Bytes of the logits of response tokens, so many at once."""
-    at_once = min(response_tokens, max(1, chunk_sizes.LOGITS_AT_ONCE // shape.vocab_size))
+    at_once = min(response_tokens, max(1, counts.LOGITS_AT_ONCE // shape.vocab_size))
     return FLOAT_BYTES * at_once * shape.vocab_size
 
 
@@ -274,4 +274,4 @@ def key_value_cache(shape: ModelShape, tokens: int, precision: Precision = "floa
 
 def sampling_set(shape: ModelShape, num_rows: int) -> int:
     """Bytes of drawing one token for each of `num_rows`."""
-    return FLOAT_BYTES * chunk_sizes.SAMPLING_ROWS * num_rows * shape.vocab_size
+    return FLOAT_BYTES * counts.SAMPLING_ROWS * num_rows * shape.vocab_size

@@ -18,7 +18,7 @@ from typing import Any
 
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.data.readers import looks_like_hub_id
-from trimtab.models.nets.small_llama import llama_fields
+from trimtab.models.nets.counts import llama_fields
 from trimtab.models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, prod
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig
@@ -28,6 +27,7 @@ from trimtab.models.estimates.memory import (
     vocabulary_set,
 )
 from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.nets import counts
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def sampling_work(
     together = min(count, at_once or count)
     whole, rest = divmod(count, max(1, together))
     batches, last = (
-        counts.decoding_batch_sizes(size, longest, chunk_sizes.CACHE_TOKENS, at_least)
+        counts.decoding_batch_sizes(size, longest, counts.CACHE_TOKENS, at_least)
         for size in (together, rest)
     )
     rows = max(batches, default=0)
@@ -243,7 +243,7 @@ def passing_work(
     at_once: rows that are there together; None: all.
     """
     count = counts.num_taken(rows.count, at_once)
-    tokens = counts.most_micro_batch_tokens(count, rows.length, chunk_sizes.PASS_TOKENS)
+    tokens = counts.most_micro_batch_tokens(count, rows.length, counts.PASS_TOKENS)
     logits = vocabulary_set(inputs.shape, min(tokens, count * rows.logit_tokens))
     memory = Memory(frozen=frozen, activations=forward_set(inputs.shape, tokens) + logits)
     return Work(
@@ -338,7 +338,7 @@ def training_memory(
     memory = trained(learning, kept + logits, config.optimiser)
     if config.ranks > 1:
         # Gradients are added up in a bucket, when there are no activations.
-        bucket = min(memory.gradients, FLOAT_BYTES * chunk_sizes.BUCKET)
+        bucket = min(memory.gradients, FLOAT_BYTES * counts.BUCKET)
         memory = replace(memory, activations=max(memory.activations, bucket))
     return replace(memory, frozen=inputs.frozen_bytes(frozen, narrow_layers(inputs, config)))
 

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 from packaging.requirements import Requirement
 
+from trimtab.models.config.packages import ROOT
 from trimtab.models.gpu_check.parts import Part
 from trimtab.models.gpu_check.table import table
-from trimtab.models.packages import ROOT
 from trimtab.models.training.signals import die_with_parent
 
 RESULTS, LOG = "results.json", "log.txt"

@@ -60,10 +60,9 @@ from trimtab.models.nets.device import current_device
 from trimtab.models.nets.fused import compile_layers, with_fused_layers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
-from trimtab.models.nets.logits import NarrowProduct
+from trimtab.models.nets.logits import NarrowProduct, token_logprobs
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.pretrained import build_from_config, load_pretrained
-from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
 from trimtab.models.training import distributed, entry

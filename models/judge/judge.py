@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trimtab.models import counts
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.functional.verdicts import expected_score, option_probabilities
 from trimtab.models.judge.batch import CachedChatModel, OnAnswer
@@ -38,6 +37,7 @@ from trimtab.models.judge.constitutions import Constitution
 from trimtab.models.judge.parse import option_logprobs
 from trimtab.models.judge.prompts import OPTIONS, Kind, PromptTemplate
 from trimtab.models.judge.rubrics import load_rubric
+from trimtab.models.nets import counts
 
 # The texts to judge, by name and in order, and the principle that decides.
 _Case = tuple[dict[str, str], str | None]

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import chunk_sizes
 from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
+from trimtab.models.nets import counts
 from trimtab.models.nets.free_memory import decoding_rows, pass_tokens
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
-from trimtab.models.nets.loading import load_base_policy, load_base_tokenizer
+from trimtab.models.nets.loading import load_base_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import likeliest_tokens, next_logprobs
 
@@ -56,14 +56,14 @@ class LocalModel:
         folder = Path(name).expanduser()
         identity = _digest(folder) if folder.is_dir() else name
         model = load_base_policy(name, is_frozen=True)
-        return cls(model, load_base_tokenizer(name), f"local {identity}")
+        return cls(model, load_tokenizer(name), f"local {identity}")
 
     def answers(
         self, requests: Iterable[tuple[str, ChatRequest]]
     ) -> Iterator[tuple[str, ChatAnswer]]:
         """As in `ChatModel`; raises RequestError."""
         waiting = iter(requests)
-        while window := list(islice(waiting, chunk_sizes.REQUESTS_AT_ONCE)):
+        while window := list(islice(waiting, counts.REQUESTS_AT_ONCE)):
             window.sort(key=_form)
             for _, alike in groupby(window, key=_form):
                 yield from self._alike(list(alike))
@@ -92,7 +92,7 @@ class LocalModel:
         is_one_token = form.max_tokens == 1 and form.temperature == 0
         longest = max(map(len, prompts)) + form.max_tokens
         rows = decoding_rows(self._model, longest)
-        limit = chunk_sizes.CACHE_TOKENS if rows is None else rows * longest
+        limit = counts.CACHE_TOKENS if rows is None else rows * longest
         if is_one_token:
             limit = pass_tokens(self._model.device)
         for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):

@@ -7,7 +7,6 @@ modules, which saves many small operations on a CPU; other models take theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,19 +34,9 @@ def padded(
     return tokens, mask, mask.cumsum(1).sub(1).clamp(min=0)
 
 
-class DecodingSteps(Protocol):
-    """A decoding state: B rows whose tokens the model has processed so far."""
-
-    def select(self, index: Tensor) -> None:
-        """Keep the rows of `index` (b,), which may name a row several times."""
-
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Process a token (B,) of each row at its position (B,); returns the next logits (B, V)."""
-
-
 def begin_decoding(
     model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, room: int
-) -> tuple[Tensor, DecodingSteps]:
+) -> tuple[Tensor, ModelSteps | LlamaSteps]:
     """The logits (B, V) after prompts (B, t), padded on the left, and a state for `room` steps.
 
     mask: (B, t), 1 where there is a token; position: (B, t), from 0 on in each row.
@@ -61,19 +50,19 @@ def begin_decoding(
 
 
 class ModelSteps:
-    """Decoding by the model's forward pass, for any causal language model of transformers."""
+    """B rows decoded by the model's forward pass, for any causal language model of transformers."""
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor) -> None:
         """mask: (B, t), of the tokens that the cache holds."""
         self.model, self.cache, self.mask = model, cache, mask
 
     def select(self, index: Tensor) -> None:
-        """As in `DecodingSteps`."""
+        """Keep the rows of `index` (b,), which may name a row several times."""
         self.cache.batch_select_indices(index)
         self.mask = self.mask[index]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `DecodingSteps`."""
+        """Process a token (B,) of each row at its position (B,); returns the next logits (B, V)."""
         one = self.mask.new_ones(len(tokens), 1)
         return self.run(tokens[:, None], one, position[:, None])
 
@@ -115,13 +104,13 @@ class LlamaSteps:
         self.bias[:, 0, 0, : self.length].masked_fill_(mask == 0, -torch.inf)
 
     def select(self, index: Tensor) -> None:
-        """As in `DecodingSteps`."""
+        """As in `ModelSteps`."""
         self.keys = [keys[index] for keys in self.keys]
         self.values = [values[index] for values in self.values]
         self.bias = self.bias[index]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `DecodingSteps`."""
+        """As in `ModelSteps`."""
         trunk = self.model.model
         hidden = trunk.embed_tokens(tokens)
         cosine, sine = trunk.rotary_emb(hidden, position[:, None])  # (B, 1, d) each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
+from trimtab.models.nets import counts
 from trimtab.models.nets.precision import attention_dtype
 
 FLOAT_BYTES = torch.float32.itemsize
@@ -30,13 +30,13 @@ def free_bytes(device: torch.device) -> int | None:
 
 def pass_tokens(device: torch.device) -> int:
     """Most tokens in one pass without gradient: those that plans count, or more if they fit."""
-    share = int(chunk_sizes.FREE_SHARE * (free_bytes(device) or 0))
-    fitting = min(chunk_sizes.GPU_PASS_TOKENS, share // chunk_sizes.TOKEN_BYTES)
-    return max(chunk_sizes.PASS_TOKENS, fitting)
+    share = int(counts.FREE_SHARE * (free_bytes(device) or 0))
+    fitting = min(counts.GPU_PASS_TOKENS, share // counts.TOKEN_BYTES)
+    return max(counts.PASS_TOKENS, fitting)
 
 
 def decoding_rows(model: PreTrainedModel, longest: int) -> int | None:
-    """Most rows of `longest` tokens in one decoding batch; None: of `chunk_sizes.CACHE_TOKENS`.
+    """Most rows of `longest` tokens in one decoding batch; None: of `counts.CACHE_TOKENS`.
 
     A row has keys and values in every layer, and what its draw takes of the vocabulary: once where
     it is run, once more in a graph's memory.
@@ -48,5 +48,5 @@ def decoding_rows(model: PreTrainedModel, longest: int) -> int | None:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = attention_dtype(model.dtype).itemsize
     cached = 2 * config.num_hidden_layers * heads * size * width
-    row = longest * cached + 2 * FLOAT_BYTES * chunk_sizes.SAMPLING_ROWS * config.vocab_size
-    return max(1, min(chunk_sizes.GPU_DECODING_ROWS, int(chunk_sizes.FREE_SHARE * free) // row))
+    row = longest * cached + 2 * FLOAT_BYTES * counts.SAMPLING_ROWS * config.vocab_size
+    return max(1, min(counts.GPU_DECODING_ROWS, int(counts.FREE_SHARE * free) // row))

@@ -9,7 +9,7 @@ finished rows from the batch as soon as a fifth of it is done. A GPU replays bot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from typing import Literal
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import counts
+from trimtab.models.nets import counts
 from trimtab.models.nets.decoding_steps import begin_decoding, padded
 from trimtab.models.nets.free_memory import is_strict
 from trimtab.models.nets.static_steps import Graphs, StaticSteps, few_launches, has_static_steps
@@ -39,12 +39,16 @@ Mode = Literal["loop", "eager", "graphs"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: softmax(logits / temperature), nucleus, repetition penalty, length limit."""
+    """How to sample: softmax(logits / temperature), nucleus, repetition penalty, length limit.
+
+    instruction: stands behind every prompt that is a text, and is never cut.
+    """
 
     temperature: float
     max_new_tokens: int
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    instruction: str = ""
 
 
 def decoding_batches(
@@ -67,11 +71,13 @@ class Samples:
 
     logprobs, entropies: (B, T) nats, 0 behind a response's end; of the tokens and of what they were
     drawn from, under softmax(logits / temperature) before repetition penalty and nucleus.
+    reported: metrics of vLLM, whose log-probabilities and entropies are NaN.
     """
 
     responses: list[list[int]]
     logprobs: Tensor
     entropies: Tensor
+    reported: dict[str, Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()

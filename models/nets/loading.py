@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import other as accelerate_models
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -26,7 +26,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from trimtab.models.config.packages import folder_of
 from trimtab.models.config.training import ModelConfig
+from trimtab.models.functional.contrastive import prototype_scores
+from trimtab.models.nets.counts import llama_fields
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
@@ -38,11 +41,9 @@ from trimtab.models.nets.scoring import (
     is_advantage_model,
     scorer_labels,
 )
-from trimtab.models.nets.small_llama import llama_fields
-from trimtab.models.packages import folder_of
 
 
-def gguf_of(base: str) -> Path | None:
+def gguf_of(base: str | Path) -> Path | None:
     """The GGUF file of a packaged model, `None` for any other name.
 
     Raises ValueError when the package is not installed.
@@ -51,12 +52,17 @@ def gguf_of(base: str) -> Path | None:
     return None if folder is None else next(folder.glob("*.gguf"))
 
 
-def load_base_policy(base: str, *, is_frozen: bool = False) -> PreTrainedModel:
+def load_base_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrainedModel:
     """A causal language model in float32 from a packaged model, a folder or a hub id.
 
     is_frozen: it is not trained, so that a GPU may store it narrow.
     """
     return _loaded(partial(_base_policy, base), is_frozen)
+
+
+def load_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrainedModel:
+    """As `load_base_policy`, with the fused layers of its device."""
+    return with_fused_layers(load_base_policy(base, is_frozen=is_frozen))
 
 
 def _loaded(load: Callable[[], PreTrainedModel], is_frozen: bool) -> PreTrainedModel:
@@ -75,7 +81,7 @@ def _move_to_device(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _base_policy(base: str) -> PreTrainedModel:
+def _base_policy(base: str | Path) -> PreTrainedModel:
     """A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved."""
     gguf = gguf_of(base)
     if gguf is None:
@@ -92,7 +98,7 @@ def _base_policy(base: str) -> PreTrainedModel:
     return model
 
 
-def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(base: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a packaged model, a folder or a hub id; pad falls back to the end token."""
     gguf = gguf_of(base)
     if gguf is None:
@@ -110,7 +116,7 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
     A fresh one's weights are drawn by torch's generator of the CPU, whatever the device.
     """
     if config.base is not None:
-        return with_fused_layers(load_base_policy(config.base))
+        return load_policy(config.base)
     with torch.device("cpu"):
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -121,20 +127,6 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
             )
         )
     return with_fused_layers(_move_to_device(model))
-
-
-def load_policy(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
-    """A causal language model in float32 from a `save_pretrained` folder.
-
-    is_frozen: as in `load_base_policy`.
-    """
-    load = partial(load_pretrained, AutoModelForCausalLM, folder, dtype=torch.float32)
-    return with_fused_layers(_loaded(load, is_frozen))
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer stored beside a model; its pad token falls back to its end token."""
-    return load_base_tokenizer(str(folder))
 
 
 def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTrainedModel:
@@ -205,6 +197,50 @@ def load_critic(folder: Path) -> PreTrainedModel:
         with torch.no_grad():
             model.score.weight[0].copy_(model.score.weight[:count].mean(0))
     return model
+
+
+class Prototypes(nn.Module):
+    """SwAV's prototypes (K, H), drawn from `seed`; maps features to their cosines (N, K)."""
+
+    def __init__(self, num_prototypes: int, hidden_size: int, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(num_prototypes, hidden_size, generator=generator, device="cpu")
+        self.weight = nn.Parameter(drawn.to(current_device()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (N, H) -> cosines (N, K)."""
+        return prototype_scores(features, self.weight)
+
+
+@contextmanager
+def auxiliary_heads(
+    model: PreTrainedModel, policy: Path | None, num_prototypes: int | None, seed: int
+) -> Iterator[None]:
+    """Inside, `model` has what is given: a language-model head, SwAV's prototypes.
+
+    policy: the folder that its trunk came from, whose head it is; where that is tied to the
+    embeddings it is tied to the model's own. They are modules of the model, so that they are
+    trained, checkpointed and held in parts as the rest of it is.
+    """
+    if policy is not None:
+        model.lm_head = _language_head(policy, model)
+    if num_prototypes is not None:
+        model.prototypes = Prototypes(num_prototypes, model.config.hidden_size, seed)
+    try:
+        yield
+    finally:
+        for name in ("lm_head", "prototypes"):
+            if hasattr(model, name):
+                delattr(model, name)
+
+
+def _language_head(folder: Path, model: PreTrainedModel) -> nn.Module:
+    policy = load_policy(folder)
+    head: nn.Module = policy.get_output_embeddings()
+    if head.weight is policy.get_input_embeddings().weight:
+        head.weight = model.get_input_embeddings().weight
+    return head
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

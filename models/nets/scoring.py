@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
-from trimtab.models.nets.logits import logits_of
+from trimtab.models.nets import counts
+from trimtab.models.nets.logits import logits_of, token_logprobs
 from trimtab.models.nets.packing import PackedBatch, ResponseTokens
-from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
 
 # In a model's config.json: (N - K) / N, by which an Advantage Model multiplies r - e.
@@ -129,7 +128,7 @@ def read_logprobs(
     """
     source, ids, place, mask = batch.tokens if chosen is None else chosen
     # On CUDA the gradient does not take the logits' place.
-    num_logits = chunk_sizes.LOGITS_AT_ONCE // (2 if hidden.is_cuda else 1)
+    num_logits = counts.LOGITS_AT_ONCE // (2 if hidden.is_cuda else 1)
     size = max(1, num_logits // model.config.vocab_size)
 
     def logprobs_of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +162,7 @@ def likeliest_tokens(
     """
     hidden = hidden_states(model, batch)
     source, own_ids, _, _ = batch.tokens
-    size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
+    size = max(1, counts.LOGITS_AT_ONCE // model.config.vocab_size)
     found = []
     for places, tokens in zip(source.split(size), own_ids.split(size), strict=True):
         logprobs = logits_of(model, hidden[places]).float().log_softmax(-1)

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trimtab.models import chunk_sizes
+from trimtab.models.nets import counts
 from trimtab.models.nets.decoding_steps import ModelSteps, padded
 from trimtab.models.nets.fused import passing_by
 from trimtab.models.nets.precision import NarrowLinear, attention_dtype
@@ -70,7 +70,7 @@ class StaticSteps:
         self.bias = torch.full(shape, -torch.inf, dtype=self.dtype, device=device)
         self.layers: list[_Layer] = []
         # Their keys and values, in float32, are in memory beside the buffers.
-        at_once = max(1, chunk_sizes.PASS_TOKENS // width)
+        at_once = max(1, counts.PASS_TOKENS // width)
         self._logits: list[Tensor] = []
         row = 0
         for start in range(0, len(prompts), at_once):

@@ -30,12 +30,15 @@ SCORER_FIGURES = {
     "spread_ratio": "the same over the spread within",
 }
 
-# Of a policy's budget, what most do without.
-EXTRAS = {
-    "samples_per_answer": "samples an answer",
-    "judge_tokens": "judge's tokens",
-    "judge_cost": "judge's cost",
+# Of a policy's budget: what most do without comes last, and is told where it is more than this.
+BUDGET = {
+    "num_sampled": ("responses sampled", -1),
+    "num_updates": ("updates", -1),
+    "samples_per_answer": ("samples an answer", 1),
+    "judge_tokens": ("judge's tokens", 0),
+    "judge_cost": ("judge's cost", 0),
 }
+PLACES = ("main", "forget", "held_out")
 
 
 def comparison(
@@ -46,48 +49,34 @@ def comparison(
 ) -> str:
     """The whole page of tables; what only some runs have is averaged over those.
 
-    settings: of each run by path, empty where a report of an earlier Trimtab does not have them.
-    Runs that differ in the seed alone are averaged; where other settings differ, these are shown
-    and every figure stands once for each of them.
+    settings: of each run by path. Runs that differ in the seed alone are averaged; where other
+    settings differ, these are shown and every figure stands once for each of them.
     """
     groups: dict[str, list[int]] = {}
     for index, known in enumerate(settings):
-        groups.setdefault(_drop_seed(known) or str(cards[index].get("recipe")), []).append(index)
-    columns = {", ".join(names[i] for i in places): places for places in groups.values()}
-    is_one = len(groups) == 1
+        kept = {name: value for name, value in known.items() if name != "seed"}
+        groups.setdefault(json.dumps(kept, sort_keys=True), []).append(index)
     tables = {"Claims": claims_table, "Scorers": scorers_table, "Policies": policies_table}
-    made = {
-        "Settings that differ": None if is_one else settings_table(columns, settings),
-        **{
-            head: table(cards) if is_one else _group_by_settings(columns, cards, table)
-            for head, table in tables.items()
-        },
-        "Every number": numbers_table(names, summaries)
-        if is_one
-        else _numbers_by_settings(columns, summaries),
-    }
-    return "\n\n".join(f"## {head}\n\n{markdown(*rows)}" for head, rows in made.items() if rows)
-
-
-def _drop_seed(settings: Summary) -> str:
-    kept = {name: value for name, value in settings.items() if name != "seed"}
-    return json.dumps(kept, sort_keys=True) if kept else ""
+    made: dict[str, Table]
+    if len(groups) == 1:
+        made = {head: table(cards) for head, table in tables.items()}
+        made["Every number"] = numbers_table(names, summaries)
+    else:
+        columns = {", ".join(names[i] for i in places): places for places in groups.values()}
+        made = {
+            "Settings that differ": settings_table(columns, settings),
+            **{head: _group_by_settings(columns, cards, table) for head, table in tables.items()},
+            "Every number": _numbers_by_settings(columns, summaries),
+        }
+    return "\n\n".join(f"## {head}\n\n{markdown(*table)}" for head, table in made.items())
 
 
 def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summary]) -> Table:
     """A row a setting that is not the same in all columns; columns: runs by their places."""
     own = [settings[places[0]] for places in columns.values()]
     paths = dict.fromkeys(path for each in own for path in each if path != "seed")
-    missing = object()
-    rows = [
-        [path, *(json.dumps(each[path]) if path in each else "" for each in own)]
-        for path in paths
-        if len({json.dumps(each[path]) if path in each else missing for each in own if each}) > 1
-    ]
-    if not all(own):
-        unknown = ["(report of an earlier Trimtab)", *("" if each else "unknown" for each in own)]
-        rows.append(unknown)
-    return ["setting", *columns], rows
+    rows = [[path, *(json.dumps(e[path]) if path in e else "" for e in own)] for path in paths]
+    return ["setting", *columns], [row for row in rows if len(set(row[1:])) > 1]
 
 
 def _group_by_settings(
@@ -109,30 +98,36 @@ def _numbers_by_settings(
 ) -> Table:
     """A row a number that all runs have, a column for runs of the same settings."""
     rows = []
-    for key in [key for key in summaries[0] if all(key in each for each in summaries)]:
-        cells = []
-        for places in columns.values():
-            values = [summaries[place][key] for place in places]
-            mean, spread = _numbers(values) if _are_numbers(values) else ["", ""]
-            one = _shown(values[0]) if len(values) == 1 else f"{mean} ± {spread}"
-            cells.append(one if mean or len(values) == 1 else _counted(map(str, values)))
-        rows.append([key, *cells])
+    for key in _common(summaries):
+        groups = [[summaries[place][key] for place in places] for places in columns.values()]
+        cells = [" ± ".join(filter(None, _mean_and_spread(values))) for values in groups]
+        single = [_shown(values[0]) if len(values) == 1 else "" for values in groups]
+        rows.append([key, *(one or cell for one, cell in zip(single, cells, strict=True))])
     return ["measure", *columns], rows
+
+
+def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
+    """One row a number that all runs have: mean, standard deviation, each run's value.
+
+    Words (claims held or not) are counted instead.
+    """
+    rows = []
+    for key in _common(summaries):
+        values = [summary[key] for summary in summaries]
+        rows.append([key, *_mean_and_spread(values), *map(_shown, values)])
+    return ["measure", "mean", "std", *names], rows
 
 
 def claims_table(cards: Sequence[Card]) -> Table:
     """A row a claim: how often it stands how, and what was measured for it."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for card in cards:
-        for claim in card["claims"]:
-            by_name.setdefault(claim["name"], []).append(claim)
     rows = []
-    for claims in by_name.values():
-        measured = {
-            name: [claim["measured"].get(name) for claim in claims] for name in _keys(claims)
-        }
-        figures = "; ".join(f"{name} {_mean_over_runs(found)}" for name, found in measured.items())
-        rows.append([claims[0]["statement"], _counted(c["status"] for c in claims), figures])
+    for claims in _grouped({c["name"]: c for c in card["claims"]} for card in cards).values():
+        figures = [
+            f"{name} {_mean_over_runs([claim['measured'].get(name) for claim in claims])}"
+            for name in dict.fromkeys(name for claim in claims for name in claim["measured"])
+        ]
+        stands = _counted(claim["status"] for claim in claims)
+        rows.append([claims[0]["statement"], stands, "; ".join(figures)])
     return ["claim", "runs", "measured"], rows
 
 
@@ -140,7 +135,7 @@ def scorers_table(cards: Sequence[Card]) -> Table:
     """A row a scorer: accuracy, calibration error and spread between categories."""
     rows = [
         [name, *(_mean_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
-        for name, found in _grouped(cards, lambda card: card["scorers"]).items()
+        for name, found in _grouped(card["scorers"] for card in cards).items()
     ]
     return ["scorer", *SCORER_FIGURES.values()], rows
 
@@ -149,41 +144,36 @@ def policies_table(cards: Sequence[Card]) -> Table:
     """A row a policy: gold (or the held-out score), win / tie / lose against SFT, KL,
     length, budget.
     """
-    policies = _grouped(cards, lambda card: {p["name"]: p for p in card["policies"]})
+    policies = _grouped({p["name"]: p for p in card["policies"]} for card in cards)
     rows = []
     for name, found in policies.items():
         answers = [policy["sets"].get("main", {}) for policy in found]
-        judged = [one.get("gold") or one.get("judge_score") for one in answers]
-        outcomes = [_outcome_over_runs(found, place) for place in ("main", "forget", "held_out")]
+        outcomes = [_outcome_over_runs(found, place) for place in PLACES]
         tail = [_mean_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
-        taken = [_mean_count(found, key) for key in ("num_sampled", "num_updates")]
-        taken += [_mean_extra(found, key) for key in EXTRAS]
-        rows.append([policy_name(name), _mean_over_runs(judged), *outcomes, *tail, *taken])
-    sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
+        budget = [_mean_budget(found, key) for key in BUDGET]
+        score = _mean_over_runs([_judged(one) for one in answers])
+        rows.append([policy_name(name), score, *outcomes, *tail, *budget])
+    sets = [f"win / tie / lose, {SETS[place]}" for place in PLACES]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
-    return [*heads, "responses sampled", "updates", *EXTRAS.values()], rows
+    return [*heads, *(words for words, _ in BUDGET.values())], rows
 
 
-def _mean_count(policies: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Mean over runs of a count of a policy's budget; nothing where no run knows it."""
-    budgets = [policy.get("budget") for policy in policies]
-    counts = [budget[key] for budget in budgets if budget]
-    return f"{statistics.fmean(counts):,.0f}" if counts else ""
+def _judged(measures: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is by gold, else by the held-out reward models."""
+    return measures.get("gold") or measures.get("judge_score")
 
 
-def _mean_extra(policies: Sequence[Mapping[str, Any]], key: str) -> str:
-    """The same of what most policies do without; nothing for these, and where a card is older."""
-    amounts = [policy["budget"].get(key) or 0 for policy in policies if policy.get("budget")]
-    mean = statistics.fmean(amounts or [0])
-    if mean <= (1 if key == "samples_per_answer" else 0):
+def _mean_budget(policies: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Mean over runs; nothing where no run knows it, or it is not worth telling."""
+    amounts = [policy["budget"][key] for policy in policies if policy["budget"]]
+    if not amounts or (mean := statistics.fmean(amounts)) <= BUDGET[key][1]:
         return ""
     return f"{mean:.4g}" if key == "judge_cost" else f"{mean:,.0f}"
 
 
 def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str:
     """Mean shares against SFT, and the spread of wins minus losses over runs."""
-    found = [policy["against_sft"].get(place, {}) for policy in policies]
-    judged = [one.get("gold") or one.get("judge_score") for one in found]
+    judged = [_judged(policy["against_sft"].get(place, {})) for policy in policies]
     verdicts = [one for one in judged if one]
     if not verdicts:
         return ""
@@ -194,33 +184,17 @@ def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str
     return f"{shares}; net {_mean_over_runs([one['net'] for one in verdicts])}"
 
 
-def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """One row a number that all runs have: mean, standard deviation, each run's value.
-
-    Words (claims held or not) are counted instead.
-    """
-    common = [key for key in summaries[0] if all(key in summary for summary in summaries)]
-    rows = []
-    for key in common:
-        values = [summary[key] for summary in summaries]
-        middle = _numbers(values) if _are_numbers(values) else [_counted(map(str, values)), ""]
-        rows.append([key, *middle, *map(_shown, values)])
-    return ["measure", "mean", "std", *names], rows
+def _common(summaries: Sequence[Summary]) -> list[str]:
+    return [key for key in summaries[0] if all(key in summary for summary in summaries)]
 
 
-def _grouped(
-    cards: Iterable[Card], parts: Callable[[Card], Mapping[str, Any]]
-) -> dict[str, list[Mapping[str, Any]]]:
-    """By name, the parts of that name of all runs that have it."""
+def _grouped(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """By name what the runs that have it say of it."""
     result: dict[str, list[Mapping[str, Any]]] = {}
-    for card in cards:
-        for name, part in parts(card).items():
+    for by_name in parts:
+        for name, part in by_name.items():
             result.setdefault(name, []).append(part)
     return result
-
-
-def _keys(claims: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for claim in claims for name in claim["measured"]))
 
 
 def _mean_over_runs(estimates: Sequence[Mapping[str, Any] | None], digits: int = 3) -> str:
@@ -241,14 +215,13 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _are_numbers(values: Sequence[object]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _numbers(values: Sequence[object]) -> list[str]:
-    numbers = [float(str(value)) for value in values]
+def _mean_and_spread(values: Sequence[object]) -> tuple[str, str]:
+    """Mean and standard deviation of numbers; of words how often each of them stands."""
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        return _counted(map(str, values)), ""
     spread = f"{statistics.stdev(numbers):.3f}" if len(numbers) > 1 else ""
-    return [f"{statistics.fmean(numbers):.3f}", spread]
+    return f"{statistics.fmean(numbers):.3f}", spread
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""Trainers and inference: one file a stage, each with `run(config, inputs, workdir)`."""
+"""Trainers and inference: one file a stage, each with `run(config, stage)`."""

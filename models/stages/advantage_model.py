@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,6 @@ from trimtab.models.nets.loading import (
     load_policy,
     load_tokenizer,
     new_scorer,
-    save_model,
 )
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import (
@@ -53,52 +51,42 @@ from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
 from trimtab.models.training import distributed, signals
 from trimtab.models.training.category_gate import categories_of, fit_gate
-from trimtab.models.training.data import (
-    Pairs,
-    context_length,
-    one_or_several,
-    read_pairs,
-    read_rows,
-    write_rows,
-)
+from trimtab.models.training.data import Pairs, context_length
 from trimtab.models.training.learner import Metrics
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
-from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import map_rows, with_trunk
-from trimtab.models.training.trunk_cache import cached_trunk
+from trimtab.models.training.stage import Row, Stage
 
 PROMPTS_OF_CATEGORY = 10  # free: the mean error of fewer is too noisy for a constraint
 STATES_PER_CONSTRAINT = 10  # free: with fewer numbers for each, constraints would fit noise
 _LEARNED = "learned_expected_reward"  # in a model's config.json
 
 
-def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: AdvantageModelConfig, stage: Stage) -> None:
     """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`, `data`.
 
     The last four are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
     has the prompts of `expected_reward`. Output: model/, scores.jsonl; with
     `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = new_scorer(inputs["policy"] / "model", config.seed, has_expected=True)
-    source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), cached_trunk(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    policy = stage.inputs["policy"] / "model"
+    tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed, has_expected=True)
+    pairs = stage.training_pairs(model, tokenizer)
     log_ratios = None
     if config.use_importance_weights:
-        log_ratios = _log_ratios(config, inputs, pairs)
+        log_ratios = _log_ratios(config, stage, pairs)
         scale = advantage_scale(config.num_policies, log_ratios.shape[-1])
         setattr(model.config, ADVANTAGE_SCALE, scale)
 
     if config.category_heads:
         add_category_heads(model, categories_of(pairs), config.seed)
     fit_gate(model, pairs)
-    term = _expected_reward_term(config, model, inputs, workdir)
+    term = _expected_reward_term(config, model, stage)
     rankings = pair_batches_of(pairs, config.ranking, imitates=config.imitation_coef > 0)
-    with heads_of_terms(model, config, inputs["policy"] / "model"):
+    with heads_of_terms(model, config, policy):
         summary = fit(
             model,
             rankings.examples,
@@ -110,27 +98,26 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
             ),
             config.train,
             seed=config.seed,
-            workdir=workdir,
+            workdir=stage.workdir,
             extras=StepExtras(term=term),
         )
     fit_gate(model, pairs)
     if term is not None:
         refit_expected_reward(model.eval(), term.rows, term.categories)
         setattr(model.config, _LEARNED, True)
-    scores, accuracy = score_splits(model, tokenizer, inputs)
-    held_out, agreement = _compare_held_out(config, model, inputs, workdir)
+    scores, accuracy = score_splits(model, tokenizer, stage)
+    held_out, agreement = _compare_held_out(config, model, stage)
     distributed.leave()
-    output = workdir / "output"
-    save_model(model, tokenizer, output / "model")
-    write_rows(output / "scores.jsonl", scores)
+    stage.write_model(model, tokenizer)
+    stage.write_rows("scores.jsonl", scores)
     if held_out:
-        write_rows(output / "expected_rewards.jsonl", held_out)
+        stage.write_rows("expected_rewards.jsonl", held_out)
     summary |= accuracy | agreement
     summary["num_trained_pairs"] = len(pairs.rows)
     summary["num_category_heads"] = len(category_heads(model))
     if log_ratios is not None:  # of the behaviour policy that differs most
         summary["mean_absolute_log_ratio"] = float(log_ratios.abs().mean((0, 1)).max())
-    write_json(output / "summary.json", summary)
+    stage.write_summary(summary)
 
 
 def advantage_of_pairs(
@@ -193,20 +180,17 @@ class ExpectedRewardTerm(DrawnTerm):
 
 
 def _expected_reward_term(
-    config: AdvantageModelConfig,
-    model: PreTrainedModel,
-    inputs: dict[str, Path],
-    workdir: Path,
+    config: AdvantageModelConfig, model: PreTrainedModel, stage: Stage
 ) -> ExpectedRewardTerm | None:
     """On samples of the policy; None where none is asked for, ValueError without prompts."""
     own = config.expected_reward
     if own is None:
         return None
-    if "data" not in inputs:
+    if "data" not in stage.inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
-    asked = _prompts(inputs, config.seed)[: own.num_prompts]
+    asked = _prompts(stage, config.seed)[: own.num_prompts]
     limit = context_length(model.config)
-    rows = sample_answers(own, inputs["policy"], asked, config.seed, workdir, limit)
+    rows = sample_answers(own, stage, asked, config.seed, limit)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     return ExpectedRewardTerm(
         with_trunk(model, rows, depth),
@@ -285,16 +269,16 @@ def learned_expected_reward(model: PreTrainedModel) -> bool:
     return bool(getattr(model.config, _LEARNED, False))
 
 
-def _prompts(inputs: dict[str, Path], seed: int) -> list[dict[str, Any]]:
+def _prompts(stage: Stage, seed: int) -> list[Row]:
     """The policy's prompts in an order of the seed's: they may be sorted by what they ask for."""
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    rows = stage.rows("data", "policy_prompts.jsonl")
     random.Random(f"expected reward/{seed}").shuffle(rows)
     return rows
 
 
 def _compare_held_out(
-    config: AdvantageModelConfig, model: PreTrainedModel, inputs: dict[str, Path], workdir: Path
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    config: AdvantageModelConfig, model: PreTrainedModel, stage: Stage
+) -> tuple[list[Row], dict[str, float]]:
     """e(x) beside the mean reward of new samples, of each held-out prompt; how well they agree.
 
     Rows of expected_rewards.jsonl, and for the summary their correlation and the mean over all
@@ -304,13 +288,13 @@ def _compare_held_out(
     if own is None:
         return [], {}
     signals.undefer()  # this has no checkpoints
-    held_out = _prompts(inputs, config.seed)[own.num_prompts :][: own.num_held_out]
+    held_out = _prompts(stage, config.seed)[own.num_prompts :][: own.num_held_out]
     if len(held_out) < 2:
         return [], {}
     limit = context_length(model.config)
     seed = config.seed + 1  # other samples than those of training
     more = own.model_copy(update={"num_responses": own.held_out_responses})
-    rows = sample_answers(more, inputs["policy"], held_out, seed, workdir, limit)
+    rows = sample_answers(more, stage, held_out, seed, limit)
     mean, expected = mean_and_expected(model, rows)
     found = [
         {"category": row.get("category"), "expected_reward": e, "mean_reward": r}
@@ -337,18 +321,18 @@ def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tup
     return mean.cpu(), expected.cpu()
 
 
-def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:
+def _log_ratios(config: AdvantageModelConfig, stage: Stage, pairs: Pairs) -> Tensor:
     """(N, 2, K) length-normalised log pi_phi / pi'_k of preferred and other responses.
 
     Raises ValueError where no policy is given, or `num_policies` or more.
     """
-    behaviour = one_or_several(inputs, "behaviour")
+    behaviour = stage.several("behaviour")
     if not 1 <= len(behaviour) < config.num_policies:
         raise ValueError(
             "use_importance_weights needs the policies that wrote the comparisons, at least 1 and "
             f"fewer than num_policies = {config.num_policies:g}, found {len(behaviour)}"
         )
-    current = _mean_logprobs(inputs["policy"], pairs)
+    current = _mean_logprobs(stage.inputs["policy"], pairs)
     return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)
 
 

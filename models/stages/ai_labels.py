@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,24 +29,21 @@ import torch
 from trimtab.models.config.judge import AILabelsConfig
 from trimtab.models.data.records import Opinion
 from trimtab.models.functional.verdicts import preferred_labels
-from trimtab.models.training.data import read_rows, write_rows
-from trimtab.models.training.progress import write_json
-
-Row = dict[str, Any]
+from trimtab.models.training.stage import Row, Stage
 
 # What another stage says of itself.
 OWN_FILES = ("summary.json", "metrics.jsonl", "trainer.log")
 
 
-def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: AILabelsConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `judgements` (judge_preferences). Output: the former's files, with
     train.jsonl and, where there is one, truth.jsonl as the judge has it."""
-    source, output = inputs["preferences"], workdir / "output"
-    shutil.copytree(source, output, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OWN_FILES))
-    pairs = read_rows(source / "train.jsonl")
+    source, others = stage.inputs["preferences"], shutil.ignore_patterns(*OWN_FILES)
+    shutil.copytree(source, stage.output, dirs_exist_ok=True, ignore=others)
+    pairs = stage.rows("preferences", "train.jsonl")
     judgements = {
         row["id"]: row
-        for row in read_rows(inputs["judgements"] / "judgements.jsonl")
+        for row in stage.rows("judgements", "judgements.jsonl")
         if row["split"] == "train"
     }
     reasons = [_why_not(judgements.get(pair["id"])) for pair in pairs]
@@ -63,13 +59,12 @@ def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
     is_turned, label = preferred_labels(preference, soft=config.soft)
     labels = dict(zip(judged, zip(is_turned.tolist(), label.tolist(), strict=True), strict=True))
-    write_rows(output / "train.jsonl", (_labelled(pair, labels) for pair in pairs))
+    stage.write_rows("train.jsonl", (_labelled(pair, labels) for pair in pairs))
     if (source / "truth.jsonl").exists():
-        truth = read_rows(source / "truth.jsonl")
-        write_rows(output / "truth.jsonl", (_known(row, labels) for row in truth))
+        truth = stage.rows("preferences", "truth.jsonl")
+        stage.write_rows("truth.jsonl", (_known(row, labels) for row in truth))
     counts = Counter(reasons)
-    write_json(
-        output / "summary.json",
+    stage.write_summary(
         {
             "num_pairs": len(pairs),
             "num_labelled": len(judged),
@@ -77,7 +72,7 @@ def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "num_tied": int((preference == 0.5).sum()),
             **{f"num_{why}": counts[why] for why in ("unasked", "unparsed")},
             "mean_label": float(label.mean()),
-        },
+        }
     )
 
 

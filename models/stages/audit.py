@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.reporting.audit.agreement import panel_of
 from trimtab.models.reporting.audit.export import FurtherFields, export
@@ -11,10 +9,10 @@ from trimtab.models.reporting.audit.page import weakest_first, write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
 from trimtab.models.reporting.audit.summary import summarise, unseen_by
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 
-def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: AuditConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`;
     of a vote on a copy with labels turned round on purpose `self_test`. The last members are the
     judges, if any, whose judgements.jsonl is read, too.
@@ -22,7 +20,7 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
     vote, its treatment and the further fields of its row).
     """
-    artifacts = Artifacts(inputs)
+    artifacts = Artifacts(stage.inputs)
     pairs = audited_pairs(artifacts)
     tested = artifacts.rows("self_test", "strength.jsonl")
     judges = artifacts.members[-len(config.judges) :] if config.judges else []
@@ -37,9 +35,7 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
         num_external=config.num_external,
         unseen=unseen_by(config.voters, summaries),
     )
-    output = workdir / "output"
-    output.mkdir(parents=True, exist_ok=True)
-    export(pairs, output, FurtherFields(inputs["preferences"] / "fields"))
+    stage.write_summary(summary.numbers())
+    export(pairs, stage.output, FurtherFields(stage.inputs["preferences"] / "fields"))
     ordered = weakest_first(pairs)
-    write_page(output / "audit.html", config, summary, ordered, artifacts.row_account)
-    write_json(output / "summary.json", summary.numbers())
+    write_page(stage.output / "audit.html", config, summary, ordered, artifacts.row_account)

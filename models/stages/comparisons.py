@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.synthetic.annotators import (
@@ -21,45 +21,41 @@ from trimtab.models.synthetic.annotators import (
 )
 from trimtab.models.synthetic.tasks import family_of
 from trimtab.models.training import distributed
-from trimtab.models.training.data import one_or_several, read_rows, write_rows
-from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import encode_prompts, respond_often
+from trimtab.models.training.progress import Progress
+from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
-Row = dict[str, object]
 
-
-def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: ComparisonsConfig, stage: Stage) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`; K > 1 policies are `policy_0`, `policy_1` ...
 
     Several policies share the prompts, drawn at random, and a pair says who answered (`policy`,
     from 0).
     Output: train, validation, test, truth.
     """
-    prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
+    prompts = [row["prompt"] for row in stage.rows("data", "pair_prompts.jsonl")]
     if config.num_prompts is not None and config.num_prompts < len(prompts):
         prompts = random.Random(f"prompts/{config.seed}").sample(prompts, config.num_prompts)
-    policies = [folder / "model" for folder in one_or_several(inputs, "policy")]
+    policies = [folder / "model" for folder in stage.several("policy")]
     writers = [number % len(policies) for number in range(len(prompts))]
     if len(policies) > 1:
         random.Random(f"writers/{config.seed}").shuffle(writers)
-    answers = _sample(config, prompts, policies, writers, workdir)
+    answers = _sample(config, prompts, policies, writers, stage.workdir)
     distributed.leave()
     splits, truth = _compare(config, prompts, answers, writers)
-    output = workdir / "output"
     for split, rows in splits.items():
-        write_rows(output / f"{split}.jsonl", rows)
-    write_rows(output / "truth.jsonl", truth)
-    kinds = Counter(str(row["kind"]) for row in truth)
+        stage.write_rows(f"{split}.jsonl", rows)
+    stage.write_rows("truth.jsonl", truth)
+    kinds = Counter(row["kind"] for row in truth)
     compared = {row["group"] for rows in splits.values() for row in rows}
-    write_json(
-        output / "summary.json",
+    stage.write_summary(
         {
             **{f"num_{split}": len(rows) for split, rows in splits.items()},
             **{f"share_{kind}": count / len(truth) for kind, count in kinds.items()},
-            "share_wrong": sum(bool(row["is_wrong"]) for row in truth) / len(truth),
+            "share_wrong": sum(row["is_wrong"] for row in truth) / len(truth),
             "num_prompts_without_pair": len(prompts) - len(compared),
-        },
+        }
     )
 
 
@@ -86,11 +82,10 @@ def _sample(
                 rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
                 if not rows:
                     continue
-                texts = [prompts[row] for row in rows]
                 answers = respond_often(
                     policy,
                     tokenizer,
-                    encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
+                    [prompts[row] for row in rows],
                     config.num_responses,
                     Sampling(temperature, config.max_new_tokens),
                     generator,

@@ -11,32 +11,25 @@ Deviations
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
-from trimtab.models import counts
 from trimtab.models.config.policy import ConstitutionalSFTConfig
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
-from trimtab.models.training.data import context_length, encode_demonstrations, read_rows
+from trimtab.models.nets import counts
+from trimtab.models.training.data import context_length, encode_demonstrations
 from trimtab.models.training.imitation import imitate
-from trimtab.models.training.progress import write_json
-
-Row = dict[str, Any]
+from trimtab.models.training.stage import Row, Stage
 
 
-def run(config: ConstitutionalSFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: ConstitutionalSFTConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `revisions`, `data` (demonstrations.jsonl). Output: model/."""
     assert config.train is not None, "the flow puts sft.train in its place"
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    revised = read_rows(inputs["revisions"] / "demonstrations.jsonl")
-    helpful = helpful_beside(config, revised, read_rows(inputs["data"] / "demonstrations.jsonl"))
+    model, tokenizer = stage.policy("policy")
+    revised = stage.rows("revisions", "demonstrations.jsonl")
+    helpful = helpful_beside(config, revised, stage.rows("data", "demonstrations.jsonl"))
     rows = revised + helpful
     examples = encode_demonstrations(rows, tokenizer, context_length(model.config))
-    summary = imitate(model, examples, config.train, seed=config.seed, workdir=workdir)
-    save_model(model, tokenizer, workdir / "output" / "model")
-    counts = {"num_revisions": len(revised), "num_helpful": len(helpful)}
-    write_json(workdir / "output" / "summary.json", {**summary, **counts})
+    summary = imitate(model, examples, config.train, seed=config.seed, workdir=stage.workdir)
+    stage.write_model(model, tokenizer)
+    stage.write_summary({**summary, "num_revisions": len(revised), "num_helpful": len(helpful)})
 
 
 def helpful_beside(

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.policy import CPLConfig
 from trimtab.models.functional.cpl import cpl_loss, segment_scores
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.training import distributed
-from trimtab.models.training.data import context_length, read_pairs
+from trimtab.models.training.imitation import train_policy
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
-from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.nll_term import rehearsal_of
-from trimtab.models.training.progress import write_json
-from trimtab.models.training.trunk_cache import cached_trunk
+from trimtab.models.training.stage import Stage
 
 
-def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: CPLConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `preferences`; `pairs` and `trunk`, optional.
 
     `rehearsal` where it has a coefficient. Output: model/.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), cached_trunk(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
-    summary = fit(
-        model,
-        TrainingRows(
-            pairs.rows,
-            pairs.weight,
-            arguments=lambda at: (pairs.label[at], pairs.margin[at], pairs.weight[at]),
-        ),
-        _pair_loss(model, config),
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-        extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer)),
+    model, tokenizer = stage.policy("policy")
+    pairs = stage.training_pairs(model, tokenizer)
+    data = TrainingRows(
+        pairs.rows,
+        pairs.weight,
+        arguments=lambda at: (pairs.label[at], pairs.margin[at], pairs.weight[at]),
     )
-    distributed.leave()
-    save_model(model, tokenizer, workdir / "output" / "model")
-    summary["num_trained_pairs"] = len(pairs.rows)
-    write_json(workdir / "output" / "summary.json", summary)
+    summary = train_policy(config, stage, model, tokenizer, data, _pair_loss(model, config))
+    stage.write_model(model, tokenizer)
+    stage.write_summary({**summary, "num_trained_pairs": len(pairs.rows)})
 
 
 def _pair_loss(model: PreTrainedModel, config: CPLConfig) -> LossFunction:

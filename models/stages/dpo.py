@@ -15,48 +15,33 @@ from transformers import PreTrainedModel
 from trimtab.models.config.policy import DPOConfig
 from trimtab.models.functional.dpo import dpo_loss
 from trimtab.models.nets.freezing import num_frozen_layers
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.nets.trunk import tie_trunk
-from trimtab.models.training import distributed
-from trimtab.models.training.data import Pairs, context_length, read_pairs
+from trimtab.models.training.data import Pairs
+from trimtab.models.training.imitation import train_policy
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
-from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.nll_term import rehearsal_of
-from trimtab.models.training.progress import write_json
 from trimtab.models.training.scoring import logprob_rows
-from trimtab.models.training.trunk_cache import cached_trunk
+from trimtab.models.training.stage import Stage
 
 
-def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: DPOConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `trunk`, optional;
     `rehearsal` where it has a coefficient.
 
     Output: model/.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), cached_trunk(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    model, tokenizer = stage.policy("policy")
+    pairs = stage.training_pairs(model, tokenizer)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
-    summary = fit(
-        model,
-        TrainingRows(
-            pairs.rows, pairs.weight, arguments=partial(_pair_arguments, pairs, ref_logprobs)
-        ),
-        _pair_loss(model, config),
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-        extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer)),
+    ref_logprobs = _reference_logprobs(stage.inputs["reference"], model, pairs, depth)
+    data = TrainingRows(
+        pairs.rows, pairs.weight, arguments=partial(_pair_arguments, pairs, ref_logprobs)
     )
-    distributed.leave()
-    save_model(model, tokenizer, workdir / "output" / "model")
-    summary["num_trained_pairs"] = len(pairs.rows)
-    write_json(workdir / "output" / "summary.json", summary)
+    summary = train_policy(config, stage, model, tokenizer, data, _pair_loss(model, config))
+    stage.write_model(model, tokenizer)
+    stage.write_summary({**summary, "num_trained_pairs": len(pairs.rows)})
 
 
 def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, depth: int) -> Tensor:

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from scipy.special import expit, log_expit, logit
 from threadpoolctl import threadpool_limits
 
-from trimtab.models import counts
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
@@ -40,12 +40,12 @@ from trimtab.models.data.words import (
     words_of,
 )
 from trimtab.models.functional.strength import calibrated_strength
+from trimtab.models.nets import counts
 from trimtab.models.stages.reward_model import folds_of
-from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import SPLITS, score_row
+from trimtab.models.training.stage import Row, Stage
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Row = dict[str, Any]
 # Inverse weights of half the squared norm, weights being of features of unit spread, from which the
 # likeliest is taken.
 INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
@@ -78,7 +78,7 @@ class Answers:
         return Answers(rows, self.embedding[index], self.prompt[index], self.label[index])
 
 
-def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: EmbeddingModelConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `embeddings`. Output: scores.jsonl, as a reward model's.
 
     A training pair is scored by a model of other pairs, so that no row `was_trained_on`. With
@@ -86,7 +86,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     answer that stands as the better one in this copy. Raises ValueError for embeddings of other
     pairs, or fewer prompts than folds.
     """
-    answers = read_answers(inputs["preferences"], inputs["embeddings"])
+    answers = read_answers(stage)
     turned = planted(answers["train"].rows, config.planted_share)
     answers["train"] = with_flips(answers["train"], turned)
     num_trained = min(len(turned), counts.EMBEDDING_MODEL_PAIRS)
@@ -96,8 +96,8 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     is_planted = {
         row["id"] for row, is_own in zip(answers["train"].rows, turned, strict=True) if is_own
     }
-    write_rows(
-        workdir / "output" / "scores.jsonl",
+    stage.write_rows(
+        "scores.jsonl",
         (
             score_row(
                 row["id"],
@@ -114,15 +114,8 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
         for split, own in scores.items()
         if len(own)
     }
-    write_json(
-        workdir / "output" / "summary.json",
-        {
-            "num_trained_pairs": num_trained,
-            **accuracy,
-            **summary,
-            **_unknown_tokens(config, inputs["embeddings"] / "summary.json"),
-        },
-    )
+    unknown = _unknown_tokens(config, stage.inputs["embeddings"] / "summary.json")
+    stage.write_summary({"num_trained_pairs": num_trained, **accuracy, **summary, **unknown})
 
 
 def _unknown_tokens(config: EmbeddingModelConfig, path: Path) -> dict[str, float]:
@@ -143,13 +136,13 @@ def preference_scores(
     return by_kind(answers, config)
 
 
-def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
+def read_answers(stage: Stage) -> dict[str, Answers]:
     """The pairs of each split with their embeddings, float32."""
-    tensors = load_file(embeddings / "embeddings.safetensors")
+    tensors = load_file(stage.inputs["embeddings"] / "embeddings.safetensors")
     numbers: dict[str, int] = {}
     found = {}
     for split in SPLITS:
-        rows = read_rows(preferences / f"{split}.jsonl")
+        rows = stage.rows("preferences", f"{split}.jsonl")
         if tensors[split].shape[0] != len(rows):
             raise ValueError(
                 f"{split}: {tensors[split].shape[0]} embedded pairs, but {len(rows)} pairs; "
@@ -343,27 +336,14 @@ def rating_scores(
 
 
 def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float) -> Array:
-    """Ratings r (count,), logits, of the largest log-likelihood of labels (N,) under the model of
-    Bradley and Terry, less |r|^2 / (2 inverse_penalty). players: (N, 2), which answers the pairs
-    have. An answer of no pair has 0."""
-    better, worse = players.T
-    size = max(1, len(players))
+    """Ratings (count,), logits: `bradley_terry` of a feature for each answer.
 
-    def loss_and_gradient(rating: Array) -> tuple[float, Array]:
-        gap = rating[better] - rating[worse]
-        loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
-        loss += rating @ rating / (2 * inverse_penalty)
-        excess = expit(gap) - label
-        gradient = rating / inverse_penalty + np.bincount(better, excess, count)
-        gradient -= np.bincount(worse, excess, count)
-        return loss / size, gradient / size
-
-    options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
-    start = np.zeros(count)
-    found: Array = minimize(
-        loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options
-    ).x
-    return found
+    players: (N, 2), which answers the pairs have. An answer of no pair has 0.
+    """
+    pairs, signs = np.repeat(np.arange(len(players)), 2), np.tile([1.0, -1.0], len(players))
+    difference = csr_array((signs, (pairs, players.ravel())), (len(players), count))
+    start, place = np.zeros((1, count)), np.zeros(len(players), int)
+    return bradley_terry(difference, place, label, inverse_penalty, start)[0]
 
 
 def drawn(count: int, seed: int) -> Array:
@@ -435,7 +415,7 @@ def scores_of(features: Array, place: Array, weights: Array) -> Array:
 
 
 def bradley_terry(
-    difference: Array,
+    difference: Array | csr_array,
     place: Array,
     label: Array,
     inverse_penalty: float,
@@ -452,7 +432,7 @@ def bradley_terry(
     difference, label, place = difference[order].astype(float), label[order], place[order]
     ends = np.searchsorted(place, np.arange(shape[0]), side="right")
     own = [slice(low, high) for low, high in itertools.pairwise(ends.tolist())]
-    count = max(1, len(difference))
+    count = max(1, len(label))
 
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:
         """Means over the pairs, so that one tolerance serves all sizes."""

@@ -8,7 +8,6 @@ reads the dialogue as its chat template writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,27 +15,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.data.messages import Message, chat_renderer, dialogue_of
 from trimtab.models.data.words import UNKNOWN_TOKENS
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.fused import with_fused_layers
-from trimtab.models.nets.loading import (
-    load_base_policy,
-    load_base_tokenizer,
-    load_policy,
-    load_tokenizer,
-)
+from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode
-from trimtab.models.training.data import SPLITS, context_length, read_pairs, read_rows
+from trimtab.models.training.data import SPLITS, context_length
 from trimtab.models.training.embedding import embed
-from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import num_parts, part_states
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.trunk_cache import cached_trunk
 
 
-def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: EmbeddingsConfig, stage: Stage) -> None:
     """Inputs: `preferences`; of the encoder `policy` also `policy`, and `trunk` if it is there.
 
     Output: embeddings.safetensors, a tensor a split (N, 2, D): the chosen and the rejected answer
@@ -44,29 +38,21 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
     ValueError for a layer that the policy does not have.
     """
     vectors = hidden_states if config.is_language_model else sentence_embeddings
-    found, summary = vectors(config, inputs, workdir)
-    output = workdir / "output"
-    output.mkdir(parents=True, exist_ok=True)
-    save_file(found, output / "embeddings.safetensors")
-    write_json(
-        output / "summary.json",
-        {
-            "num_pairs": sum(map(len, found.values())),
-            "num_dimensions": found[SPLITS[0]].shape[-1],
-            **summary,
-        },
-    )
+    found, summary = vectors(config, stage)
+    num_pairs, num_dimensions = sum(map(len, found.values())), found[SPLITS[0]].shape[-1]
+    stage.write_summary({"num_pairs": num_pairs, "num_dimensions": num_dimensions, **summary})
+    save_file(found, stage.output / "embeddings.safetensors")
 
 
 def sentence_embeddings(
-    config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
+    config: EmbeddingsConfig, stage: Stage
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Vectors (N, 2, D) by split; each different answer is encoded once."""
-    rows = {split: read_rows(inputs["preferences"] / f"{split}.jsonl") for split in SPLITS}
+    rows = {split: stage.rows("preferences", f"{split}.jsonl") for split in SPLITS}
     texts = [
         row[answer] for own in rows.values() for row in own for answer in ("chosen", "rejected")
     ]
-    embedded = embed(texts, config.encoder, Progress(workdir), np.float16)
+    embedded = embed(texts, config.encoder, Progress(stage.workdir), np.float16)
     found = torch.from_numpy(embedded.vectors)
     parts = found.view(-1, 2, found.shape[-1]).split([len(own) for own in rows.values()])
     return (
@@ -80,39 +66,34 @@ def sentence_embeddings(
 
 
 def hidden_states(
-    config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
+    config: EmbeddingsConfig, stage: Stage
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Vectors (N, 2, 2 H) by split, from the cached trunk where it ends at the layer."""
     is_policy = config.encoder == POLICY
-    if is_policy:
-        tokenizer = load_tokenizer(inputs["policy"] / "model")
-        model = load_policy(inputs["policy"] / "model").eval()
-    else:
-        tokenizer = load_base_tokenizer(config.encoder)
-        model = load_base_policy(config.encoder, is_frozen=True)
-        model = with_fused_layers(model).eval()
+    source = stage.inputs["policy"] / "model" if is_policy else config.encoder
+    tokenizer, model = load_tokenizer(source), load_policy(source, is_frozen=not is_policy).eval()
     count = len(layers_of(model))
     depth = counts.layer_of_vectors(config.layer, count)
     if depth > count:
         raise ValueError(f"layer must be in [1, {count}] (the model's layers), found {depth}")
-    stored = cached_trunk(inputs, model)
+    stored = cached_trunk(stage.inputs, model)
     if stored is not None and stored.depth != depth:
         stored = None
     limit = context_length(model.config)
     rows = {}
     for split in SPLITS:
-        path = inputs["preferences"] / f"{split}.jsonl"
         if is_policy:
-            rows[split] = read_pairs(path, tokenizer, limit, stored).rows
+            rows[split] = stage.pairs(split, model, tokenizer, stored).rows
         else:
-            rows[split] = encode(tokenizer, *_dialogues(path, tokenizer), limit)
+            pairs = stage.rows("preferences", f"{split}.jsonl")
+            rows[split] = encode(tokenizer, *_dialogues(pairs, tokenizer), limit)
     total, done = sum(map(num_parts, rows.values())), 0
     found = {}
     for split, own in rows.items():
         size = (len(own), 2, 2 * model.config.hidden_size)
         found[split] = torch.empty(size, dtype=torch.float16, device="cpu")
         states = _stored(own) if stored is not None else part_states(model, own, depth)
-        progress = Progress(workdir, done=done, of=total)
+        progress = Progress(stage.workdir, done=done, of=total)
         for index, part, values in progress.follow(states, num_parts(own)):
             if part > 0:
                 found[split][index, part - 1] = answer_vector(values)
@@ -120,9 +101,11 @@ def hidden_states(
     return found, {"layer": depth}
 
 
-def _dialogues(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[list[str]]]:
+def _dialogues(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], list[list[str]]]:
     """Prompts as the chat template writes them, and the answers to each."""
-    write, rows = chat_renderer(tokenizer), read_rows(path)
+    write = chat_renderer(tokenizer)
     asked: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
     if write is not None:
         asked = {prompt: write(_asking(prompt)) for prompt in asked}

@@ -7,7 +7,6 @@ the best of them by the scorer, and what fewer would have given is estimated fro
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,22 +17,23 @@ from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
 from trimtab.models.judge.harmlessness import harmless_answers
 from trimtab.models.nets.generation import Sampling
-from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
-from trimtab.models.training.data import context_length, read_rows, write_rows
-from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import encode_prompts, respond_often
+from trimtab.models.training.data import context_length, read_rows
+from trimtab.models.training.progress import Progress
+from trimtab.models.training.sampling import respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
 # Measures of which `best_of_k.json` has the best of k.
 VALUES = ("score", "judge_score", "gold")
 
 
-def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: EvaluateConfig, stage: Stage) -> None:
     """Inputs: `policy`, `reference`, `data` (eval/*.jsonl), `scorer`; held-out reward models as
     `judge_0` ... `judge_J`.
 
@@ -46,26 +46,30 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """
     rows = [
         {"set": path.stem, **row}
-        for path in sorted((inputs["data"] / "eval").glob("*.jsonl"))
+        for path in sorted((stage.inputs["data"] / "eval").glob("*.jsonl"))
         for row in read_rows(path)
     ]
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model", is_frozen=True).eval()
+    policy, tokenizer = stage.policy("policy", is_frozen=True)
+    policy.eval()
     prompts = [row["prompt"] for row in rows]
     sampling = Sampling(
-        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
+        config.temperature,
+        config.max_new_tokens,
+        config.top_p,
+        config.repetition_penalty,
+        config.instruction,
     )
-    with vllm_sampler(config, workdir):
+    with vllm_sampler(config, stage.workdir):
         answers = respond_often(
             policy,
             tokenizer,
-            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
+            prompts,
             config.num_candidates,
             sampling,
             torch.Generator().manual_seed(config.seed),
-            Progress(workdir),
+            Progress(stage.workdir),
         )
-    best, values, columns = _measures(config, inputs, policy, tokenizer, rows, answers)
+    best, values, columns = _measures(config, stage, policy, tokenizer, rows, answers)
     distributed.leave()
     if config.has_gold:
         gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
@@ -77,23 +81,22 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
         for index, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
-    harmless = harmless_answers(config, found, workdir)
+    harmless = harmless_answers(config, found, stage.workdir)
     for row, is_harmless in zip(found, harmless.verdicts, strict=True):
         row |= {} if is_harmless is None else {"harmless": is_harmless}
-    output = workdir / "output"
-    write_rows(output / "responses.jsonl", found)
-    write_json(output / "summary.json", {**_summary(found), **harmless.spent})
+    stage.write_rows("responses.jsonl", found)
+    stage.write_summary({**_summary(found), **harmless.spent})
     if config.num_candidates > 1:
-        write_json(output / "best_of_k.json", _best_of_k([row["set"] for row in rows], values))
+        stage.write_json("best_of_k.json", _best_of_k([row["set"] for row in rows], values))
 
 
 @torch.no_grad()
 def _measures(
     config: EvaluateConfig,
-    inputs: dict[str, Path],
+    stage: Stage,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: list[dict[str, Any]],
+    asked: list[Row],
     answers: list[list[str]],
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, list[float]]]:
     """Which candidate is best (N,), scores of all (N, n), and of the best ones the likelihoods.
@@ -106,16 +109,16 @@ def _measures(
     limit = context_length(policy.config) - len(instruction)
     rows = encode(tokenizer, [row["prompt"] for row in asked], answers, limit)
     rows = with_categories(rows, [row.get("category") for row in asked])
-    scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
+    scorer = stage.scorer("scorer")
     depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_trunk(policy, rows, depth)
     scores = score_rows(scorer, rows)
     del scorer
 
     heldout_scores = {}
-    for name in sorted(inputs):
+    for name in sorted(stage.inputs):
         if name.startswith("judge_"):
-            model = load_scorer(inputs[name] / "model", is_frozen=True)
+            model = stage.scorer(name)
             tie_trunk(policy, model, depth)
             heldout_scores[name] = score_rows(model, rows)
             del model
@@ -130,7 +133,7 @@ def _measures(
     instructed = rows
     if instruction:
         instructed = [Candidates(row.prompt + instruction, row.responses) for row in rows]
-    reference = load_policy(inputs["reference"] / "model", is_frozen=True)
+    reference = load_policy(stage.inputs["reference"] / "model", is_frozen=True)
     tie_trunk(policy, reference, depth)
     ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
@@ -164,7 +167,7 @@ def _best_of_k(sets: list[str], values: dict[str, Tensor]) -> dict[str, dict[str
     return result
 
 
-def _summary(answers: list[dict[str, Any]]) -> dict[str, float]:
+def _summary(answers: list[Row]) -> dict[str, float]:
     """Means of every measure on every set, perplexity, and the share of distinct answers."""
     summary: dict[str, float] = {}
     for name in sorted({row["set"] for row in answers}):

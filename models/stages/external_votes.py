@@ -13,36 +13,28 @@ from trimtab.models.config.reward import ExternalVotesConfig
 from trimtab.models.data import Source
 from trimtab.models.data.external_votes import VotedPairs, read_votes
 from trimtab.models.data.row_account import RowAccount
-from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import score_row
+from trimtab.models.training.stage import Stage
 
 
-def run(config: ExternalVotesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: ExternalVotesConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `votes`. Output: scores.jsonl, as a reward model's; null where the
     file has no vote on a pair. Raises trimtab.models.data.external_votes.VotesError.
     """
-    pairs = [
-        {**row, "split": split}
-        for split in SPLITS
-        for row in read_rows(inputs["preferences"] / f"{split}.jsonl")
-    ]
+    pairs = [{**row, "split": split} for split, row in stage.rows_by_split()]
     name = last_part(config.source)
     votes = read_votes(
-        Source(str(inputs["votes"] / name), name=name),
-        VotedPairs(pairs, _num_set_aside(inputs["preferences"] / "rows.json")),
+        Source(str(stage.inputs["votes"] / name), name=name),
+        VotedPairs(pairs, _num_set_aside(stage.inputs["preferences"] / "rows.json")),
     )
     rows = (
         score_row(pair["id"], pair["split"], votes.get(pair["id"], (None, None))) for pair in pairs
     )
-    write_rows(workdir / "output" / "scores.jsonl", rows)
+    stage.write_rows("scores.jsonl", rows)
     agreeing = sum(chosen > rejected for chosen, rejected in votes.values())
-    write_json(
-        workdir / "output" / "summary.json",
-        {
-            "num_pairs": len(pairs),
-            "num_votes": len(votes),
-            "share_for_the_label": agreeing / len(votes),
-        },
+    share = agreeing / len(votes)
+    stage.write_summary(
+        {"num_pairs": len(pairs), "num_votes": len(votes), "share_for_the_label": share}
     )
 
 

@@ -10,7 +10,6 @@ than one label is, for how unlike answers of one label are.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -19,28 +18,27 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import FeaturesConfig
-from trimtab.models.nets.loading import load_scorer, load_tokenizer
+from trimtab.models.nets import counts
+from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.scoring import read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.batching import micro_batches
-from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import Pairs
+from trimtab.models.training.stage import Stage
 
 
-def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: FeaturesConfig, stage: Stage) -> None:
     """Inputs: `scorer`, `preferences`. Output: features.jsonl, a row a test answer.
 
     id of the pair, is_chosen, score, x, y and `mixed` (see `mixing`). overlap.json: `Overlap` by
     whose labels, `given` and, where the preferences have truth.jsonl, `right`; the latter without
     the pairs that gold holds equal.
     """
-    model = load_scorer(inputs["scorer"] / "model", is_frozen=True).eval()
-    tokenizer = load_tokenizer(inputs["scorer"] / "model")
-    limit = context_length(model.config)
-    pairs = read_pairs(inputs["preferences"] / "test.jsonl", tokenizer, limit)
+    model = stage.scorer("scorer").eval()
+    tokenizer = load_tokenizer(stage.inputs["scorer"] / "model")
+    pairs = stage.pairs("test", model, tokenizer)
     features, scores = features_of(model, pairs)
     is_chosen = torch.arange(len(features), device="cpu") % 2 == 0
     mixed = mixing(features, is_chosen, config.num_neighbours)
@@ -49,8 +47,8 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
         features.numpy()
     )
     columns = zip(is_chosen.tolist(), scores.tolist(), plane.tolist(), mixed.tolist(), strict=True)
-    write_rows(
-        workdir / "output" / "features.jsonl",
+    stage.write_rows(
+        "features.jsonl",
         (
             {
                 "id": pairs.identifiers[index // 2],
@@ -64,7 +62,7 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
         ),
     )
     found = {"given": overlap(features, is_chosen, mixed)}
-    truth = _gold_differences(inputs["preferences"] / "truth.jsonl")
+    truth = _gold_differences(stage)
     gold = [truth.get(name, 0.0) for name in pairs.identifiers]
     differs = torch.tensor(gold, dtype=torch.float64, device="cpu")
     if bool(differs.any()):
@@ -72,13 +70,15 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
         right = is_chosen == (differs > 0).repeat_interleave(2)
         own = features[known], right[known]
         found["right"] = overlap(*own, mixing(*own, config.num_neighbours))
-    write_json(workdir / "output" / "overlap.json", {k: asdict(v) for k, v in found.items()})
-    write_json(workdir / "output" / "summary.json", {"overlap": found["given"].mixing})
+    stage.write_json("overlap.json", {k: asdict(v) for k, v in found.items()})
+    stage.write_summary({"overlap": found["given"].mixing})
 
 
-def _gold_differences(path: Path) -> dict[str, float]:
+def _gold_differences(stage: Stage) -> dict[str, float]:
     """Gold of the chosen answer less that of the rejected, by pair; none without truth."""
-    rows = read_rows(path) if path.exists() else []
+    if not (stage.inputs["preferences"] / "truth.jsonl").exists():
+        return {}
+    rows = stage.rows("preferences", "truth.jsonl")
     return {row["id"]: row["gold_chosen"] - row["gold_rejected"] for row in rows}
 
 
@@ -120,7 +120,7 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     Both on the CPU, for scikit-learn.
     """
     features, scores = [], []
-    for part in micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
+    for part in micro_batches(pairs.rows, counts.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         hidden = hidden_states(model, batch)
         features.append(hidden[batch.response_end].float())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,17 +23,15 @@ from trimtab.models.statistics.intervals import effective_count, net_interval
 from trimtab.models.statistics.win_rates import win_tie_lose
 from trimtab.models.synthetic.annotators import annotator_prefers_first
 from trimtab.models.synthetic.gold import raw_score
-from trimtab.models.training.data import read_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Row, Stage
 
 PROMOTION_SET = "validation"
 FORGET_SET = "forget"
 
 
-def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: EvaluateConfig, stage: Stage) -> None:
     """Inputs: `ours`, `theirs` (evaluate artifacts). Output: judgement.json."""
-    ours = read_rows(inputs["ours"] / "responses.jsonl")
-    theirs = read_rows(inputs["theirs"] / "responses.jsonl")
+    ours, theirs = (stage.rows(name, "responses.jsonl") for name in ("ours", "theirs"))
     if [row["prompt"] for row in ours] != [row["prompt"] for row in theirs]:
         raise ValueError("the two policies answered different prompts and cannot be compared")
     outcomes: dict[str, dict[str, Any]] = {}
@@ -53,21 +50,16 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if config.has_gold:
         decisive = f"{PROMOTION_SET}_annotators"
         outcomes[decisive] = _annotate(config, ours, theirs)
-    write_json(workdir / "output" / "judgement.json", outcomes)
+    stage.write_json("judgement.json", outcomes)
     flat = {
         f"{name}_{value}": outcome[value]
         for name, outcome in outcomes.items()
         for value in ("win", "tie", "lose", "net", "net_low", "net_high")
     }
-    write_json(
-        workdir / "output" / "summary.json",
-        {**flat, "is_promoted": outcomes[decisive]["net_low"] > 0},
-    )
+    stage.write_summary({**flat, "is_promoted": outcomes[decisive]["net_low"] > 0})
 
 
-def _annotate(
-    config: EvaluateConfig, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _annotate(config: EvaluateConfig, ours: list[Row], theirs: list[Row]) -> dict[str, Any]:
     """Each validation prompt's answers compared by one simulated annotator, blind to the policy."""
     rng = random.Random(f"judge/{config.seed}")
     results = []

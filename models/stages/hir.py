@@ -15,7 +15,6 @@ Deviations (those of the formulas are in `trimtab.models.functional.hir`):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,27 +23,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trimtab.models.config.policy import HIRConfig
 from trimtab.models.functional.hir import hir_loss, satisfied_instruction
 from trimtab.models.nets.device import current_device
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_ids
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.sample_responses import read_answers
-from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length
+from trimtab.models.training.imitation import train_policy
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
-from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.nll_term import rehearsal_of
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 
-def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: HIRConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `responses_0` and maybe more;
     `rehearsal` where it has a coefficient.
 
     Output: model/.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    sampled = [row for rows in read_answers(inputs) for row in rows]
+    model, tokenizer = stage.policy("policy")
+    sampled = [row for rows in read_answers(stage) for row in rows]
     instructions = instruction_ids(tokenizer, config.instructions)
     rows = with_instructions(
         tokenizer,
@@ -55,20 +50,14 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
     scores = torch.tensor([score for row in sampled for score in row["scores"]])
     satisfied = satisfied_instruction(scores, len(instructions))
-    summary = fit(
-        model,
-        TrainingRows(rows, torch.ones(len(rows)), arguments=lambda indices: satisfied[indices]),
-        _relabelled_loss(model, config, list(map(len, instructions))),
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-        extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
-    )
-    distributed.leave()
-    save_model(model, tokenizer, workdir / "output" / "model")
+    data = TrainingRows(rows, torch.ones(len(rows)), arguments=lambda indices: satisfied[indices])
+    loss_function = _relabelled_loss(model, config, list(map(len, instructions)))
+    behind = instructions[-1]
+    summary = train_policy(config, stage, model, tokenizer, data, loss_function, behind)
+    stage.write_model(model, tokenizer)
     for number in range(len(instructions)):
         summary[f"num_examples_{number}"] = int((satisfied == number).sum())
-    write_json(workdir / "output" / "summary.json", summary)
+    stage.write_summary(summary)
 
 
 def instruction_ids(

@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from trimtab.models import counts
 from trimtab.models.config.judge import JudgeAnswersConfig
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import judge_pairs, pair_measures, usage_totals
+from trimtab.models.nets import counts
 from trimtab.models.reporting.compare.answers import LEFT_OUT, START
-from trimtab.models.training.data import read_rows, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.stage import Row, Stage
 
-Row = dict[str, Any]
 # Two answers to a prompt, whichever policies gave them.
 Question = tuple[str, str, str]
 # A set of prompts, and a prompt's place in it.
 Place = tuple[str, int]
 
 
-def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: JudgeAnswersConfig, stage: Stage) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts, two policies or more a seed), and
     `constitution`, the user's own, if the judge has one.
 
@@ -36,29 +34,37 @@ def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> N
     probability that `ours` answered better, mean of both orders, within the judge's `clamp`;
     num_unparsed, of both orders' answers. The summary says what was asked, and what it cost.
     """
-    games = list(_games(config, inputs))
+    games = list(_games(config, stage))
     questions = {question: None for _, question, _ in games if question is not None}
     asked = [Comparison(*question) for question in questions]
-    found = judge_pairs(config, inputs.get("constitution"), asked, workdir, pair_measures)
+    found = judge_pairs(
+        config, stage.inputs.get("constitution"), asked, stage.workdir, pair_measures
+    )
     answers = dict(zip(questions, found, strict=True))
     rows = [
         _row(game, None if question is None else answers[question], sign)
         for game, question, sign in games
     ]
-    write_rows(workdir / "output" / "verdicts.jsonl", rows)
-    write_json(workdir / "output" / "summary.json", _summary(config, found, rows))
+    stage.write_rows("verdicts.jsonl", rows)
+    stage.write_summary(
+        {
+            "name": config.name,
+            "num_verdicts": len(rows),
+            "num_asked": len(found),
+            **pair_measures(found),
+            **usage_totals(found),
+        }
+    )
 
 
-def _games(
-    config: JudgeAnswersConfig, inputs: Mapping[str, Path]
-) -> Iterator[tuple[Row, Question | None, int]]:
+def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Question | None, int]]:
     """Every two policies on every prompt: the row's first fields, what is asked, none of equal
     answers, and 1, or -1 where the question has the answers the other way round.
 
     Raises ValueError where policies of a seed answered different prompts, or nothing is left.
     """
     known: set[Question] = set()
-    for seed, policies in sorted(_group_by_seed(inputs).items()):
+    for seed, policies in stage.roles_by_seed().items():
         names = sorted(policies, key=lambda name: (name != START, name))
         answered = {name: _wanted(config, policies[name]) for name in names}
         _check(config, seed, answered)
@@ -108,15 +114,6 @@ def _check(
         )
 
 
-def _group_by_seed(inputs: Mapping[str, Path]) -> dict[int, dict[str, Path]]:
-    found: dict[int, dict[str, Path]] = {}
-    for name, path in inputs.items():
-        seed, is_evaluation, policy = name.partition(".")
-        if is_evaluation:
-            found.setdefault(int(seed), {})[policy] = path
-    return found
-
-
 def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
     """The answers of a policy that are judged, by set and place in the set."""
     by_set: dict[str, list[Row]] = {}
@@ -145,15 +142,4 @@ def _row(game: Row, answer: Row | None, sign: int) -> Row:
         "verdict": sign * answer["verdict"],
         "preference": preference,
         "num_unparsed": answer["num_unparsed"],
-    }
-
-
-def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> dict[str, Any]:
-    """Measures and cost of the comparisons that were asked for, and the number of verdicts."""
-    return {
-        "name": config.name,
-        "num_verdicts": len(rows),
-        "num_asked": len(found),
-        **pair_measures(found),
-        **usage_totals(found),
     }

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.data.prompts import cluster_ids
 from trimtab.models.functional.verdicts import alignment, is_understood, log_odds_votes
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
+from trimtab.models.nets import counts
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
-from trimtab.models.training.data import SPLITS, read_rows, rows_of, score_row, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import rows_of, score_row
+from trimtab.models.training.stage import Row, Stage
 
-Row = dict[str, Any]
 # Columns that a vote is made of.
 _SAID = ("preference", "shown_first", "shown_second", "num_unparsed")
 
 
-def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: JudgePreferencesConfig, stage: Stage) -> None:
     """Inputs: `preferences`, and `constitution`, the user's own, if the judge has one.
 
     Output: judgements.jsonl, a row a pair. id, split; preference: the probability that the chosen
@@ -40,33 +37,34 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
     null where the pair was not judged, one of its orders not understood, or `preference` is 1/2.
     Raises ValueError where the splits hold no pair of the categories.
     """
-    pairs = _pairs(config, inputs["preferences"])
+    pairs = _pairs(config, stage)
     asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
-    found = judge_pairs(config, inputs.get("constitution"), asked, workdir, _measures)
+    found = judge_pairs(config, stage.inputs.get("constitution"), asked, stage.workdir, _measures)
     rows = [
         {"id": pair["id"], "split": pair["split"], **row}
         for pair, row in zip(pairs, found, strict=True)
     ]
-    write_rows(workdir / "output" / "judgements.jsonl", rows)
-    write_rows(workdir / "output" / "scores.jsonl", _scores(inputs["preferences"], rows))
-    write_json(workdir / "output" / "summary.json", _summary(config, pairs, rows))
+    stage.write_rows("judgements.jsonl", rows)
+    stage.write_rows("scores.jsonl", _scores(stage, rows))
+    stage.write_summary(_summary(pairs, rows))
 
 
-def _pairs(config: JudgePreferencesConfig, preferences: Path) -> list[Row]:
+def _pairs(config: JudgePreferencesConfig, stage: Stage) -> list[Row]:
     """The first pairs of each split, of the wanted categories; ValueError where there are none."""
     found: list[Row] = []
     for split in config.splits:
-        rows = read_rows(preferences / f"{split}.jsonl")
+        rows = stage.rows("preferences", f"{split}.jsonl")
         if config.categories is not None:
             rows = [row for row in rows if row.get("category") in config.categories]
         count = counts.num_taken(len(rows), config.max_pairs)
         found += [{**row, "split": split} for row in rows[:count]]
     if not found:
-        rows_of(preferences / f"{config.splits[0]}.jsonl", config.categories, what="pairs")
+        path = stage.inputs["preferences"] / f"{config.splits[0]}.jsonl"
+        rows_of(path, config.categories, what="pairs")
     return found
 
 
-def _scores(preferences: Path, judged: list[Row]) -> Iterator[Row]:
+def _scores(stage: Stage, judged: list[Row]) -> Iterator[Row]:
     """Every pair's vote, by what the judge said of it."""
     said = {name: column([row[name] for row in judged]) for name in _SAID}
     votes = log_odds_votes(said.pop("preference"), is_understood(**said)).tolist()
@@ -75,10 +73,9 @@ def _scores(preferences: Path, judged: list[Row]) -> Iterator[Row]:
         for row, vote in zip(judged, votes, strict=True)
         if not math.isnan(vote)
     }
-    for split in SPLITS:
-        for pair in read_rows(preferences / f"{split}.jsonl"):
-            vote = by_pair.get((split, pair["id"]))
-            yield score_row(pair["id"], split, (vote, None if vote is None else 0.0))
+    for split, pair in stage.rows_by_split():
+        vote = by_pair.get((split, pair["id"]))
+        yield score_row(pair["id"], split, (vote, None if vote is None else 0.0))
 
 
 def _measures(rows: list[Row]) -> dict[str, float]:
@@ -91,7 +88,7 @@ def _measures(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def _summary(config: JudgePreferencesConfig, pairs: list[Row], rows: list[Row]) -> dict[str, float]:
+def _summary(pairs: list[Row], rows: list[Row]) -> dict[str, float]:
     """Measures of all pairs; alignment of each split as well, with its 95 % interval."""
     summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows), **usage_totals(rows)}
     for split in dict.fromkeys(row["split"] for row in rows):

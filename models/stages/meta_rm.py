@@ -21,22 +21,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import num_frozen_layers
-from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
+from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.pretrained import load_config
 from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
 from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
-from trimtab.models.training.ascent import Ascent, WholeAscent
 from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.category_gate import fit_gate
-from trimtab.models.training.data import context_length, read_pairs, read_prompts, write_rows
+from trimtab.models.training.data import context_length, read_prompts
 from trimtab.models.training.learner import (
     Learner,
     LossFunction,
@@ -46,32 +45,30 @@ from trimtab.models.training.learner import (
     built_ahead,
 )
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.optimiser import Ascent, WholeAscent
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
-from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk
-from trimtab.models.training.trunk_cache import cached_trunk
+from trimtab.models.training.stage import Row, Stage
 
 EPSILON = 1e-12  # of a gradient's norm: answers that are all alike have none
 
 
-def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: MetaRMConfig, stage: Stage) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `trunk`.
 
     The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
     spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the mean difference
     of its answers' scores before and after).
     """
-    tokenizer = load_tokenizer(inputs["scorer"] / "model")
-    limit = context_length(load_config(inputs["scorer"] / "model"))
-    prompts, others = _prompts(config, inputs["data"])
+    scorer = stage.inputs["scorer"] / "model"
+    limit = context_length(load_config(scorer))
+    prompts, others = _prompts(config, stage.inputs["data"])
     asked = [*prompts, *others]
     # Before the scorer is loaded: the policy goes with its answers.
-    sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
-    model = load_scorer(inputs["scorer"] / "model")
-    source = inputs.get("pairs", inputs["preferences"])
-    states = cached_trunk(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    sampled = sample_answers(config, stage, asked, config.seed, limit)
+    model, tokenizer = load_scorer(scorer), load_tokenizer(scorer)
+    pairs = stage.training_pairs(model, tokenizer)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_trunk(model, sampled, depth)
     meta_rows = rows[: len(prompts)]
@@ -83,7 +80,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         _pair_loss(model, config.margin),
         config.train,
         seed=config.seed,
-        workdir=workdir,
+        workdir=stage.workdir,
         extras=StepExtras(ascend=ascent),
     )
     model.eval()
@@ -94,10 +91,10 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         categories = [row.get("category") for row in prompts]
         refit_expected_reward(model, meta_rows, categories)
     after = spreads(model, rows)
-    scores, accuracy = score_splits(model, tokenizer, inputs)
+    scores, accuracy = score_splits(model, tokenizer, stage)
     distributed.leave()
-    save_model(model, tokenizer, workdir / "output" / "model")
-    write_rows(workdir / "output" / "scores.jsonl", scores)
+    stage.write_model(model, tokenizer)
+    stage.write_rows("scores.jsonl", scores)
     summary |= accuracy
     summary["num_trained_pairs"] = len(pairs.rows)
     count = len(prompts)
@@ -105,8 +102,8 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         summary[f"score_spread_{name}"] = float(values[:count].mean())
         if others:
             summary[f"held_out_spread_{name}"] = float(values[count:].mean())
-    write_rows(
-        workdir / "output" / "spreads.jsonl",
+    stage.write_rows(
+        "spreads.jsonl",
         (
             {"set": "meta" if index < count else "held_out", "before": before, "after": after}
             for index, (before, after) in enumerate(
@@ -114,7 +111,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
             )
         ),
     )
-    write_json(workdir / "output" / "summary.json", summary)
+    stage.write_summary(summary)
 
 
 class MetaAscent:
@@ -185,9 +182,7 @@ def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
     return reward_loss(model, compare=compare)
 
 
-def _prompts(
-    config: MetaRMConfig, folder: Path
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _prompts(config: MetaRMConfig, folder: Path) -> tuple[list[Row], list[Row]]:
     """Rows of the meta set, and some outside it: the first prompts, or some that the seed draws,
     which is another in every round."""
     prompts = read_prompts(folder, config.prompts)

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models import counts
 from trimtab.models.config.base import last_part
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data import (
@@ -34,13 +33,14 @@ from trimtab.models.data.row_account import RowAccount
 from trimtab.models.data.row_fields import RowFields
 from trimtab.models.data.splits import plant_flips, truth_of
 from trimtab.models.data.written_prompts import SETS, load_written, written_like
-from trimtab.models.nets.loading import load_base_tokenizer
+from trimtab.models.nets import counts
+from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.statistics.annotators import consensus, label_probabilities, opinions_of
-from trimtab.models.training.data import HELD_OUT, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import HELD_OUT
+from trimtab.models.training.stage import Row, Stage
 
 
-def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: PreferencesConfig, stage: Stage) -> None:
     """Inputs: `source_<i>` and `demonstrations_<i>` for all sources that are files or folders.
 
     Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
@@ -51,36 +51,31 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     went: a `trimtab.models.data.row_account.RowAccount`); where labels were turned round on purpose
     truth.jsonl. With `annotator_labels` training pairs have a `label`, where it is not 1.
     """
-    output = workdir / "output"
-    output.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    stage.output.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
     render = chat_renderer(tokenizer) if tokenizer is not None else None
-    with tempfile.TemporaryFile(dir=workdir) as scratch:
+    with tempfile.TemporaryFile(dir=stage.workdir) as scratch:
         fields = RowFields(scratch)
-        good, bad_rows, report = _load(config, inputs, tokenizer, render, fields)
+        good, bad_rows, report = _load(config, stage, tokenizer, render, fields)
         # In random order, as stages that need only some prompts take the first.
         count = counts.num_taken(len(good), config.max_pairs)
         pairs = random.Random(f"subset/{config.seed}").sample(good, count)
-        splits = split_pairs(
-            pairs,
-            counts.split_shares(config),
-            seed=config.seed,
-            split_by=config.split_by,
-        )
-        fields.write(output / "fields", splits, report.row_of)
+        shares = counts.split_shares(config)
+        splits = split_pairs(pairs, shares, seed=config.seed, split_by=config.split_by)
+        fields.write(stage.output / "fields", splits, report.row_of)
     sources = [
-        _source(name, inputs.get(f"demonstrations_{index}"))
+        _source(name, stage.inputs.get(f"demonstrations_{index}"))
         for index, name in enumerate(config.demonstrations)
     ]
     shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
-    write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
+    write_quarantine(stage.output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     if config.flip_share > 0:
-        splits["train"] = _planted(config, splits, output)
+        splits["train"] = _planted(config, splits, stage)
     labels = _annotator_labels(splits) if config.annotator_labels else {}
-    _write_splits(splits, labels, config.num_eval_prompts, output)
+    _write_splits(splits, labels, config.num_eval_prompts, stage)
     if config.written_prompts:
-        _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
-    learned, held_out = write_demonstrations(shown, splits, output)
+        _write_own_prompts([pair.prompt for pair in splits["test"]], render, stage)
+    learned, held_out = write_demonstrations(shown, splits, stage)
     demonstrations = {
         "read": len(shown) + len(bad_demonstrations),
         "learned": learned,
@@ -90,8 +85,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     account = report.account(
         good, pairs, config.max_pairs, demonstrations if config.demonstrations else {}
     )
-    write_json(output / "rows.json", dataclasses.asdict(account))
-    write_json(output / "summary.json", _summary(account, report, splits))
+    stage.write_json("rows.json", dataclasses.asdict(account))
+    stage.write_summary(_summary(account, report, splits))
 
 
 def _summary(
@@ -99,6 +94,11 @@ def _summary(
 ) -> dict[str, Any]:
     """The account's numbers, flat, and as sentences for a log."""
     rows = account.rows
+    names = {
+        "learned": "num_demonstrations",
+        "held_out": "num_demonstrations_held_out",
+        "quarantined": "num_demonstrations_quarantined",
+    }
     return {
         "num_rows": rows.read,
         "num_rows_used": rows.used,
@@ -114,32 +114,20 @@ def _summary(
         "num_against_scores": account.against_scores,
         **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
         "share_chosen_longer": report.share_chosen_longer,
-        **_demonstration_counts(account),
+        **{names[name]: count for name, count in account.demonstrations.items() if name in names},
         "account": "; ".join([account.sentence(), *account.details()]),
         "warnings": " ".join(account.warnings()) or None,
     }
 
 
-def _demonstration_counts(account: RowAccount) -> dict[str, int]:
-    """Counts of the given demonstrations."""
-    found = account.demonstrations
-    if not found:
-        return {}
-    return {
-        "num_demonstrations": found["learned"],
-        "num_demonstrations_held_out": found["held_out"],
-        "num_demonstrations_quarantined": found["quarantined"],
-    }
-
-
 def _planted(
-    config: PreferencesConfig, splits: dict[str, list[PreferencePair]], output: Path
+    config: PreferencesConfig, splits: dict[str, list[PreferencePair]], stage: Stage
 ) -> list[PreferencePair]:
     """The training pairs with planted flips; truth.jsonl says which."""
     rng = random.Random(f"flips/{config.seed}")
     turned = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
-    write_rows(
-        output / "truth.jsonl",
+    stage.write_rows(
+        "truth.jsonl",
         (
             truth_of(before, after, split)
             for split, pairs in splits.items()
@@ -165,7 +153,7 @@ def _annotator_labels(splits: dict[str, list[PreferencePair]]) -> dict[str, floa
 
 def _load(
     config: PreferencesConfig,
-    inputs: dict[str, Path],
+    stage: Stage,
     tokenizer: PreTrainedTokenizerBase | None,
     render: Render | None,
     fields: RowFields,
@@ -175,7 +163,7 @@ def _load(
     if tokenizer is not None and config.max_tokens is not None:
         limit = TokenLimit(config.max_tokens, lambda text: len(tokenizer(text)["input_ids"]))
     return load_preferences(
-        _sources(config, inputs),
+        _sources(config, stage),
         on_bad_rows=config.on_bad_rows,
         on_ties=config.on_ties,
         max_characters=config.max_characters,
@@ -189,7 +177,7 @@ def _write_splits(
     splits: dict[str, list[PreferencePair]],
     labels: dict[str, float],
     num_eval_prompts: int,
-    output: Path,
+    stage: Stage,
 ) -> None:
     """Write the pairs, and the prompts that other stages take from them.
 
@@ -198,32 +186,31 @@ def _write_splits(
     for name, rows in splits.items():
         own = labels if name == "train" else {}
         values = (pair.to_json() for pair in rows)
-        write_rows(
-            output / f"{name}.jsonl",
+        stage.write_rows(
+            f"{name}.jsonl",
             (row | {"label": own[row["id"]]} if row["id"] in own else row for row in values),
         )
-    write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
+    stage.write_rows("policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])
         taken = counts.num_taken(len(prompts), num_eval_prompts)
-        write_rows(output / "eval" / f"{name}.jsonl", prompts[:taken])
+        stage.write_rows(f"eval/{name}.jsonl", prompts[:taken])
 
 
-def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
+def _write_own_prompts(prompts: Sequence[str], render: Render | None, stage: Stage) -> None:
     """Trimtab's own evaluation prompts, in the format of `prompts`."""
     write_as = written_like(prompts, render)
     for name in SETS:
-        texts = load_written(name)
-        write_rows(
-            output / "eval" / f"{name}.jsonl",
+        stage.write_rows(
+            f"eval/{name}.jsonl",
             (
                 {"prompt": write_as([{"role": "user", "content": text}]), "category": name}
-                for text in texts
+                for text in load_written(name)
             ),
         )
 
 
-def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
+def _sources(config: PreferencesConfig, stage: Stage) -> list[Source]:
     """Sources with their categories, format and columns."""
     if config.categories and len(config.categories) != len(config.sources):
         raise ValueError(
@@ -232,7 +219,7 @@ def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]
         )
     return [
         dataclasses.replace(
-            _source(name, inputs.get(f"source_{index}")),
+            _source(name, stage.inputs.get(f"source_{index}")),
             category=config.categories[index] if config.categories else None,
             format=config.format,
             columns=config.columns,
@@ -249,7 +236,7 @@ def _source(name: str, folder: Path | None) -> Source:
     return Source(str(folder / label), name=label)
 
 
-def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:
+def _prompts(pairs: Sequence[PreferencePair]) -> list[Row]:
     """Each prompt once, with its category."""
     return list(
         {pair.prompt: {"prompt": pair.prompt, "category": pair.category} for pair in pairs}.values()
@@ -279,7 +266,7 @@ def read_demonstrations(
 
 
 def write_demonstrations(
-    shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
+    shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], stage: Stage
 ) -> tuple[int, int]:
     """Write what SFT learns: given demonstrations, without held-out prompts, or chosen answers.
 
@@ -297,5 +284,5 @@ def write_demonstrations(
         for pair in splits["train"]
     )
     rows = (each.to_json() for each in learned) if shown else chosen
-    write_rows(output / "demonstrations.jsonl", rows)
+    stage.write_rows("demonstrations.jsonl", rows)
     return len(learned), len(shown) - len(learned)

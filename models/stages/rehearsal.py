@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,50 +10,48 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
-from trimtab.models import counts
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Samples, Sampling
-from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.embedding import embed
-from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import score_texts
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
 
-def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: RehearsalConfig, stage: Stage) -> None:
     """Inputs: `data` (policy_prompts.jsonl or demonstrations.jsonl), `policy`, `scorer`.
 
     Output: rehearsal.jsonl.
     """
-    rows = read_prompts(config, inputs["data"])
+    rows = read_prompts(config, stage)
     count = counts.num_taken(len(rows), config.max_prompts)
     if count < len(rows):
         rows = random.Random(config.seed).sample(rows, count)
     prompts = [row["prompt"] for row in rows]
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model", is_frozen=True)
-    with vllm_sampler(config, workdir):
+    sampling = Sampling(config.temperature, config.max_new_tokens, config.top_p)
+    policy, tokenizer = stage.policy("policy", is_frozen=True)
+    with vllm_sampler(config, stage.workdir):
         sampled = sample(
             policy,
             tokenizer,
-            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
-            Sampling(config.temperature, config.max_new_tokens, config.top_p),
+            encode_prompts(policy, tokenizer, prompts, sampling),
+            sampling,
             torch.Generator().manual_seed(config.seed),
-            progress=Progress(workdir),
+            progress=Progress(stage.workdir),
         )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    scorer = load_scorer(inputs["scorer"] / "model", is_frozen=True)
-    scores = score_texts(scorer, tokenizer, rows, responses)
+    scores = score_texts(stage.scorer("scorer"), tokenizer, rows, responses)
     distributed.leave()
     clusters = cluster_of(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)
     kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
-    write_rows(
-        workdir / "output" / "rehearsal.jsonl",
+    stage.write_rows(
+        "rehearsal.jsonl",
         (
             {
                 "prompt": prompts[index],
@@ -66,15 +63,14 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
             for index in kept
         ),
     )
-    write_json(
-        workdir / "output" / "summary.json",
+    stage.write_summary(
         {
             "num_sampled": len(prompts),
             "num_kept": len(kept),
             "num_clusters": len(set(clusters.tolist())),
             "score_all": float(scores.mean()),
             "score_kept": float(scores[kept].mean()),
-        },
+        }
     )
 
 
@@ -93,13 +89,13 @@ def rank_values(config: RehearsalConfig, scores: torch.Tensor, sampled: Samples)
     return scores
 
 
-def read_prompts(config: RehearsalConfig, folder: Path) -> list[dict[str, Any]]:
-    """The rows of different prompts in the artifact `data`; demonstrations of plain text have none.
+def read_prompts(config: RehearsalConfig, stage: Stage) -> list[Row]:
+    """The rows of different prompts in the input `data`; demonstrations of plain text have none.
 
     Raises ValueError if no row has one.
     """
     name = "demonstrations" if config.prompts == "demonstrations" else "policy_prompts"
-    rows = {row["prompt"]: row for row in read_rows(folder / f"{name}.jsonl") if row["prompt"]}
+    rows = {row["prompt"]: row for row in stage.rows("data", f"{name}.jsonl") if row["prompt"]}
     if not rows:
         raise ValueError(
             f"rehearsal.prompts={config.prompts}: none of them has a prompt; take 'policy'"

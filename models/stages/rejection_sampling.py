@@ -10,20 +10,17 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from trimtab.models.config.policy import RejectionSamplingConfig
 from trimtab.models.functional.best_of_n import best_of
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import encode
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
-from trimtab.models.training.imitation import imitate
-from trimtab.models.training.nll_term import rehearsal_of
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.imitation import imitated_rows, imitation_loss, train_policy
+from trimtab.models.training.stage import Stage
 
 
 class Best(NamedTuple):
@@ -33,27 +30,21 @@ class Best(NamedTuple):
     score: float
 
 
-def run(config: RejectionSamplingConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: RejectionSamplingConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `responses_0` and maybe more;
     `rehearsal` where it has a coefficient.
 
     Output: model/.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    best = best_answers(read_answers(inputs))
+    model, tokenizer = stage.policy("policy")
+    best = best_answers(read_answers(stage))
     responses = [[each.response] for each in best.values()]
     rows = encode(tokenizer, list(best), responses, context_length(model.config))
-    nll_term = rehearsal_of(config, inputs, model, tokenizer)
-    summary = imitate(
-        model, rows, config.train, seed=config.seed, workdir=workdir, nll_term=nll_term
-    )
-    save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= {
-        "num_examples": len(best),
-        "score_kept": sum(each.score for each in best.values()) / len(best),
-    }
-    write_json(workdir / "output" / "summary.json", summary)
+    data, loss_function = imitated_rows(rows), imitation_loss(model)
+    summary = train_policy(config, stage, model, tokenizer, data, loss_function)
+    stage.write_model(model, tokenizer)
+    score = sum(each.score for each in best.values()) / len(best)
+    stage.write_summary({**summary, "num_examples": len(best), "score_kept": score})
 
 
 def best_answers(sampled: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Best]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +27,7 @@ from trimtab.models.functional.relabel import (
     strength_slice,
 )
 from trimtab.models.statistics.bradley_terry import ELO_SCALE, bradley_terry_ratings
-from trimtab.models.training.data import SPLITS, read_rows, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Row, Stage
 
 # Of shares nearer to one half neither response is rated better.
 TIED = 1e-6
@@ -40,40 +37,34 @@ BY_DOUBT = {"drop_below", "drop_against", "weights"}
 OVERRULING = ("keep", "flip", "drop")
 
 
-def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: RelabelConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `strength`, and `review` where the configuration names one.
 
     Output: train.jsonl with the treatment, and the reviewer's verdict (or null) as `review`.
     """
-    pairs = read_rows(inputs["preferences"] / "train.jsonl")
-    verdicts = _verdicts(config, inputs)
-    votes = {row["id"]: row for row in read_rows(inputs["strength"] / "strength.jsonl")}
+    pairs = stage.rows("preferences", "train.jsonl")
+    verdicts = _verdicts(config, stage)
+    votes = {row["id"]: row for row in stage.rows("strength", "strength.jsonl")}
     missing = [pair["id"] for pair in pairs if pair["id"] not in votes]
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     given = [verdicts.get(pair["id"]) for pair in pairs]
     relabelled = treated(config, pairs, [votes[pair["id"]] for pair in pairs], given)
-    columns = zip(
-        pairs,
-        relabelled.is_flipped.tolist(),
-        relabelled.label.tolist(),
-        relabelled.margin.tolist(),
-        relabelled.weight.tolist(),
-        given,
-        strict=True,
-    )
-    names = ("is_flipped", "label", "margin", "weight", "review")
-    write_rows(
-        workdir / "output" / "train.jsonl",
-        ({**pair, **dict(zip(names, values, strict=True))} for pair, *values in columns),
+    names = ("is_flipped", "label", "margin", "weight")
+    values = zip(*(getattr(relabelled, name).tolist() for name in names), strict=True)
+    stage.write_rows(
+        "train.jsonl",
+        (
+            {**pair, **dict(zip(names, own, strict=True)), "review": verdict}
+            for pair, own, verdict in zip(pairs, values, given, strict=True)
+        ),
     )
     num_reviewed = sum(each is not None for each in given)
     num_smoothed = sum(
         label < pair.get("label", 1.0)
         for pair, label in zip(pairs, relabelled.label.tolist(), strict=True)
     )
-    write_json(
-        workdir / "output" / "summary.json",
+    stage.write_summary(
         {
             "num_pairs": len(pairs),
             "share_flipped": float(relabelled.is_flipped.double().mean()),
@@ -82,15 +73,12 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "mean_margin": float(relabelled.margin.mean()),
             "num_reviewed": num_reviewed,
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
-        },
+        }
     )
 
 
 def treated(
-    config: RelabelConfig,
-    pairs: list[dict[str, Any]],
-    votes: list[dict[str, Any]],
-    given: list[str | None],
+    config: RelabelConfig, pairs: list[Row], votes: list[Row], given: list[str | None]
 ) -> Relabel:
     """Relabelling by strength, then by the responses' ratings and the pairs', then by the review,
     with weight 0 outside the slice and the number of pairs."""
@@ -128,9 +116,7 @@ def treated(
     return relabelled._replace(weight=relabelled.weight * kept)
 
 
-def relabel_by_ratings(
-    pairs: Sequence[dict[str, Any]], relabelled: Relabel, counted: Tensor
-) -> Relabel:
+def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tensor) -> Relabel:
     """Labels by the ratings that a prompt's labels together give its responses.
 
     Each prompt's responses are players and its pairs games, won by the label's share; a pair's
@@ -168,17 +154,13 @@ def relabel_by_ratings(
     return relabelled._replace(label=label, is_flipped=is_flipped, margin=margin)
 
 
-def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
+def _verdicts(config: RelabelConfig, stage: Stage) -> dict[str, str]:
     """The review by pair id; warns of verdicts on held-out pairs, which stay as annotated."""
     if config.review is None:
         return {}
-    split_of = {
-        row["id"]: split
-        for split in SPLITS
-        for row in read_rows(inputs["preferences"] / f"{split}.jsonl")
-    }
+    split_of = {row["id"]: split for split, row in stage.rows_by_split()}
     name = last_part(config.review)
-    verdicts = read_review(Source(str(inputs["review"] / name), name=name), split_of.keys())
+    verdicts = read_review(Source(str(stage.inputs["review"] / name), name=name), split_of.keys())
     held_out = sum(split_of[identifier] != "train" for identifier in verdicts)
     if held_out:
         warnings.warn(
@@ -189,9 +171,7 @@ def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
     return verdicts
 
 
-def _rating_margin(
-    config: RelabelConfig, pairs: list[dict[str, Any]], relabelled: Relabel
-) -> Tensor:
+def _rating_margin(config: RelabelConfig, pairs: list[Row], relabelled: Relabel) -> Tensor:
     """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
     assert config.rating_margins is not None
     rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])

@@ -13,44 +13,33 @@ Deviations:
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from trimtab.models.config.policy import RestConfig
 from trimtab.models.functional.rest import improvement_sets
-from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import encode
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
-from trimtab.models.training.imitation import imitate
-from trimtab.models.training.nll_term import rehearsal_of
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.imitation import imitated_rows, imitation_loss, train_policy
+from trimtab.models.training.stage import Stage
 
 
-def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: RestConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `responses_0`; `rehearsal` where it has a coefficient.
 
     Output: model/.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model")
-    sampled = [row for rows in read_answers(inputs) for row in rows]
+    model, tokenizer = stage.policy("policy")
+    sampled = [row for rows in read_answers(stage) for row in rows]
     prompts = [row["prompt"] for row in sampled for _ in row["responses"]]
     responses = [[response] for row in sampled for response in row["responses"]]
     scores = torch.tensor([score for row in sampled for score in row["scores"]])
     sets = improvement_sets(scores, config.thresholds, config.threshold_kind)
-    summary = imitate(
-        model,
-        encode(tokenizer, prompts, responses, context_length(model.config)),
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-        parts=[kept.tolist() for kept in sets],
-        nll_term=rehearsal_of(config, inputs, model, tokenizer),
-    )
-    save_model(model, tokenizer, workdir / "output" / "model")
+    rows = encode(tokenizer, prompts, responses, context_length(model.config))
+    data = imitated_rows(rows, [kept.tolist() for kept in sets])
+    summary = train_policy(config, stage, model, tokenizer, data, imitation_loss(model))
+    stage.write_model(model, tokenizer)
     for step, kept in enumerate(sets, start=1):
         summary[f"num_examples_{step}"] = len(kept)
         summary[f"score_kept_{step}"] = float(scores[kept].mean())
-    write_json(workdir / "output" / "summary.json", summary)
+    stage.write_summary(summary)

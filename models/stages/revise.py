@@ -14,12 +14,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from trimtab.models import counts
 from trimtab.models.config.policy import ReviseConfig
 from trimtab.models.judge.batch import OnAnswer
 from trimtab.models.judge.build import build_chat_model
@@ -27,27 +24,25 @@ from trimtab.models.judge.chat import Usage
 from trimtab.models.judge.constitutions import load_constitution
 from trimtab.models.judge.resumable import ResumableBatch, usage_columns, usage_totals
 from trimtab.models.judge.revise import Reviser
+from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
-from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.training import signals
 from trimtab.models.training.data import read_rows, rows_of, write_rows
-from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import respond
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
-Row = dict[str, Any]
 
-
-def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: ReviseConfig, stage: Stage) -> None:
     """Inputs: `data` (policy_prompts.jsonl), `policy`, and the user's own `constitution`, if any.
 
     Output: demonstrations.jsonl, of each prompt the last revision; revisions.jsonl, a row a prompt
     with the policy's `response` and all `steps` (principle, critique, revision, is_usable).
     """
-    constitution = load_constitution(config.constitution, inputs.get("constitution"))
-    batch = ResumableBatch.resume(workdir)
-    drafts = _drafts(config, inputs, batch)
-    chat = build_chat_model(config.judge, workdir, config.seed, signals.stop_requested)
+    constitution = load_constitution(config.constitution, stage.inputs.get("constitution"))
+    batch = ResumableBatch.resume(stage.workdir)
+    drafts = _drafts(config, stage, batch)
+    chat = build_chat_model(config.judge, stage.workdir, config.seed, signals.stop_requested)
     reviser = Reviser(chat, config, constitution)
     rows = batch.run(
         drafts,
@@ -63,28 +58,26 @@ def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
             f"none of the {len(rows) * config.num_revisions} answers is a revision (all are empty, "
             "or cut off at max_revision_tokens): raise it, or let another model revise"
         )
-    output = workdir / "output"
-    write_rows(output / "revisions.jsonl", rows)
-    write_rows(
-        output / "demonstrations.jsonl",
+    stage.write_rows("revisions.jsonl", rows)
+    stage.write_rows(
+        "demonstrations.jsonl",
         (
             {"prompt": row["prompt"], "response": _last(row), "category": row["category"]}
             for row in learned
         ),
     )
     counts = {"num_prompts": len(rows), "num_demonstrations": len(learned)}
-    write_json(output / "summary.json", {**counts, **_measures(rows), **usage_totals(rows)})
+    stage.write_summary({**counts, **_measures(rows), **usage_totals(rows)})
 
 
-def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch) -> list[Row]:
+def _drafts(config: ReviseConfig, stage: Stage, batch: ResumableBatch) -> list[Row]:
     """The prompts with the policy's answers, sampled once and then read from the checkpoint."""
-    path = batch.workdir / "drafts.jsonl"
+    path = stage.workdir / "drafts.jsonl"
     if not path.exists() or not path.stat().st_size:
-        rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")
-        with vllm_sampler(config, batch.workdir):
+        rows = _prompts(config, stage)
+        with vllm_sampler(config, stage.workdir):
             answers = respond(
-                load_policy(inputs["policy"] / "model", is_frozen=True),
-                load_tokenizer(inputs["policy"] / "model"),
+                *stage.policy("policy", is_frozen=True),
                 [row["prompt"] for row in rows],
                 Sampling(config.policy_temperature, config.max_new_tokens),
                 torch.Generator().manual_seed(config.seed),
@@ -95,8 +88,9 @@ def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch
     return read_rows(path)
 
 
-def _prompts(config: ReviseConfig, path: Path) -> list[Row]:
+def _prompts(config: ReviseConfig, stage: Stage) -> list[Row]:
     """The prompts to answer, with their categories; ValueError where there are none."""
+    path = stage.inputs["data"] / "policy_prompts.jsonl"
     rows = [
         {"prompt": row["prompt"], "category": row.get("category")}
         for row in rows_of(path, config.categories, what="prompts")

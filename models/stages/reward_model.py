@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,12 +22,11 @@ from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
 from trimtab.models.functional.strength import fold_of
-from trimtab.models.nets.auxiliary_heads import auxiliary_heads
 from trimtab.models.nets.loading import (
     add_category_heads,
+    auxiliary_heads,
     load_tokenizer,
     new_scorer,
-    save_model,
 )
 from trimtab.models.nets.scoring import category_heads
 from trimtab.models.training import distributed
@@ -36,37 +35,32 @@ from trimtab.models.training.data import (
     HELD_OUT,
     SPLITS,
     Pairs,
-    context_length,
-    read_pairs,
-    read_rows,
     score_row,
     splits_of,
-    write_rows,
 )
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
-from trimtab.models.training.progress import write_json
 from trimtab.models.training.scoring import score_rows
+from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.trunk_cache import cached_trunk
 
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0
 
 
-def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: RewardModelConfig, stage: Stage) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `trunk`.
 
     Output: scores.jsonl; unless told otherwise model/; with `score_every`, validation.jsonl. With
     `planted_share`, rows say `is_planted`, and chosen_score is of the answer that stands as the
     better one in the copy, as of `embedding_model`.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = new_scorer(inputs["policy"] / "model", config.seed)
-    source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), cached_trunk(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    policy = stage.inputs["policy"] / "model"
+    tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed)
+    pairs = stage.training_pairs(model, tokenizer)
     unseen = _other_categories(config, pairs)
-    known = {row["id"]: row for row in read_rows(source / "train.jsonl")}
+    source = "pairs" if "pairs" in stage.inputs else "preferences"
+    known = {row["id"]: row for row in stage.rows(source, "train.jsonl")}
     rows = [known[identifier] for identifier in pairs.identifiers]
     turned = planted(rows, config.planted_share).tolist()
     pairs = pairs.turned_round(turned)
@@ -80,34 +74,32 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     rankings = pair_batches_of(seen, config.ranking, imitates=config.imitation_coef > 0)
     curve = None
     if config.score_every is not None:
-        held_out = inputs["preferences"] / "validation.jsonl"
-        validation = read_pairs(held_out, tokenizer, limit, states)
-        curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
-    with heads_of_terms(model, config, inputs["policy"] / "model"):
+        curve = ValidationCurve(model, tokenizer, stage, config.score_every)
+    with heads_of_terms(model, config, policy):
         summary = fit(
             model,
             rankings.examples,
             reward_loss(model, config.imitation_coef, config.contrastive),
             config.train,
             seed=config.seed,
-            workdir=workdir,
+            workdir=stage.workdir,
             extras=StepExtras(after_step=curve),
         )
     fit_gate(model, seen)
     # Training pairs need the score of a member only: it votes on their labels.
-    splits = HELD_OUT if "pairs" in inputs else SPLITS
+    splits = HELD_OUT if source == "pairs" else SPLITS
     copy = turned if config.planted_share else None
-    scores, accuracy = score_splits(model, tokenizer, inputs, splits, unseen, copy)
+    scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
     distributed.leave()
     if config.saves_model:
-        save_model(model, tokenizer, workdir / "output" / "model")
+        stage.write_model(model, tokenizer)
+    stage.write_rows("scores.jsonl", scores)
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
-        shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
-    write_rows(workdir / "output" / "scores.jsonl", scores)
+        shutil.copyfile(curve.path, stage.output / curve.path.name)
     summary |= accuracy
     summary["num_trained_pairs"] = len(seen.rows)
     summary["num_category_heads"] = len(category_heads(model))
-    write_json(workdir / "output" / "summary.json", summary)
+    stage.write_summary(summary)
 
 
 def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
@@ -152,9 +144,7 @@ def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
     return folds[[index[turn] for turn in turns]]
 
 
-def folds_of(
-    rows: Sequence[dict[str, Any]], num_folds: int, fold_by: Literal["prompt", "pair"]
-) -> Tensor:
+def folds_of(rows: Sequence[Row], num_folds: int, fold_by: Literal["prompt", "pair"]) -> Tensor:
     """(N,) the fold of each pair, from 0. By pair, those of the same two answers share one, under
     whatever prompt: a copy would give the label away."""
     if fold_by == "prompt":
@@ -166,11 +156,11 @@ def folds_of(
 def score_splits(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    inputs: dict[str, Path],
+    stage: Stage,
     splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
     turned: Sequence[bool] | None = None,
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+) -> tuple[list[Row], dict[str, float]]:
     """The raw pairs of splits, scored: rows of scores.jsonl, and the accuracy on each one's labels.
 
     With category heads also how often the gate finds a prompt's category. A split without a pair
@@ -178,11 +168,11 @@ def score_splits(
     Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
     not trained on, `turned` says of each whether it was turned round on purpose.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     accuracy = {}
-    limit, states = context_length(model.config), cached_trunk(inputs, model)
-    for split in [each for each in splits if each in splits_of(inputs["preferences"])]:
-        pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
+    states = cached_trunk(stage.inputs, model)
+    for split in [each for each in splits if each in splits_of(stage.inputs["preferences"])]:
+        pairs = stage.pairs(split, model, tokenizer, states)
         is_turned = turned if turned is not None and split == "train" else [False] * len(pairs.rows)
         pairs = pairs.turned_round(is_turned)
         scores = score_rows(model, pairs.rows)
@@ -211,8 +201,12 @@ class ValidationCurve:
     A row has `step`, the pair's `id` and `gap`, chosen minus rejected.
     """
 
-    def __init__(self, model: PreTrainedModel, pairs: Pairs, every: int, path: Path) -> None:
-        self.model, self.pairs, self.every, self.path = model, pairs, every, path
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage: Stage, every: int
+    ) -> None:
+        self.model, self.every, self.path = model, every, stage.workdir / "validation.jsonl"
+        states = cached_trunk(stage.inputs, model)
+        self.pairs = stage.pairs("validation", model, tokenizer, states)
 
     def __call__(self, step: int) -> None:
         """Score if the step is due; all ranks call it after every step."""

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from trimtab.models.config.training import SFTConfig
-from trimtab.models.nets.loading import build_policy, gguf_of, load_base_tokenizer, save_model
+from trimtab.models.nets.loading import build_policy, gguf_of, load_tokenizer
 from trimtab.models.nets.supported import check_trainable
 from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length, encode_dialogues
 from trimtab.models.training.imitation import imitate
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 
-def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: SFTConfig, stage: Stage) -> None:
     """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/.
 
     Without `fine_tune` the model is the base, from scratch the untrained one.
     """
     base = config.model.base
-    tokenizer = load_base_tokenizer(base or str(inputs["data"] / "tokenizer"))
+    tokenizer = load_tokenizer(base or stage.inputs["data"] / "tokenizer")
     if base is not None and gguf_of(base) is None:
         check_trainable(base, tokenizer)
     torch.manual_seed(config.seed)
     model = build_policy(config.model, tokenizer)
     summary: dict[str, float] = {}
     if config.fine_tune:
-        path = inputs["data"] / "demonstrations.jsonl"
+        path = stage.inputs["data"] / "demonstrations.jsonl"
         longest = min(config.model.max_length, context_length(model.config))
         rows = encode_dialogues(path, tokenizer, longest)
-        summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir)
+        summary = imitate(model, rows, config.train, seed=config.seed, workdir=stage.workdir)
     else:
         distributed.leave()
-    save_model(model, tokenizer, workdir / "output" / "model")
-    write_json(workdir / "output" / "summary.json", summary)
+    stage.write_model(model, tokenizer)
+    stage.write_summary(summary)

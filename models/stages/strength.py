@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
-from trimtab.models.training.data import read_rows, write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.stage import Row, Stage
 
 
-def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: StrengthConfig, stage: Stage) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl); calibrated, `preferences` for labels
     that are not certain. Output: strength.jsonl of all splits.
 
@@ -28,7 +25,7 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     on that copy, strength.jsonl says which labels, and the other members, who learned from no
     label, score the copy as it is: the difference of a pair turned round changes its sign.
     """
-    members = _members(inputs)
+    members = _members(stage)
     first = members[0]
     identifiers = [row["id"] for row in first]
     planted, differences = _differences(members)
@@ -41,7 +38,7 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     says, speaks = differences, counted
     if config.mode == "calibrated":
         says, speaks = _with_parts_as_one(differences, counted, trained.any(1))
-        label = _labels(inputs, identifiers)
+        label = _labels(stage, identifiers)
         mean, std, found = calibrated_strength(says, in_training, speaks, label)
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
         speaks = speaks & (found > 0)[:, None]
@@ -56,40 +53,38 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         **({"is_planted": torch.tensor(planted)} if planted else {}),
     }
     columns = zip(*(each.tolist() for each in values.values()), strict=True)
-    voted = (
-        {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
-        for row, own in zip(first, columns, strict=True)
+    stage.write_rows(
+        "strength.jsonl",
+        (
+            {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
+            for row, own in zip(first, columns, strict=True)
+        ),
     )
-    write_rows(workdir / "output" / "strength.jsonl", voted)
-    write_json(
-        workdir / "output" / "summary.json",
+    stage.write_summary(
         {
             "num_members": len(members),
             "share_negative": float((mean[in_training] < 0).double().mean()),
             "strength_mean": float(mean[in_training].mean()),
             "strength_std": float(std[in_training].mean()),
             **weights,
-        },
+        }
     )
 
 
-def _members(inputs: dict[str, Path]) -> list[list[dict[str, Any]]]:
+def _members(stage: Stage) -> list[list[Row]]:
     """The members' scores in order; ValueError where they are of different pairs."""
-    numbers = sorted(
-        int(name.removeprefix("member_")) for name in inputs if name.startswith("member_")
-    )
-    members = [read_rows(inputs[f"member_{number}"] / "scores.jsonl") for number in numbers]
+    members = [read_rows(folder / "scores.jsonl") for folder in stage.several("member")]
     identifiers = [row["id"] for row in members[0]]
     if any([row["id"] for row in member] != identifiers for member in members):
         raise ValueError("ensemble members scored different pairs; they must share one dataset")
     return members
 
 
-def _labels(inputs: dict[str, Path], identifiers: list[str]) -> Tensor | None:
+def _labels(stage: Stage, identifiers: list[str]) -> Tensor | None:
     """The probabilities (N,) that labels are right, where the preferences say."""
-    if "preferences" not in inputs:
+    if "preferences" not in stage.inputs:
         return None
-    rows = read_rows(inputs["preferences"] / "train.jsonl")
+    rows = stage.rows("preferences", "train.jsonl")
     label = {row["id"]: row["label"] for row in rows if "label" in row}
     return torch.tensor([label.get(each, 1.0) for each in identifiers], dtype=torch.float64)
 
@@ -109,7 +104,7 @@ def _with_parts_as_one(
     )
 
 
-def _differences(members: list[list[dict[str, Any]]]) -> tuple[list[bool] | None, Tensor]:
+def _differences(members: list[list[Row]]) -> tuple[list[bool] | None, Tensor]:
     """Whose labels were turned round on purpose, if anybody learned from such a copy, and the
     members' score differences (M, N) on it, 0 where a member abstains."""
     learned = [rows for rows in members if "is_planted" in rows[0]]

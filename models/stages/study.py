@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import asdict
-from pathlib import Path
 
 from trimtab.models.config.reporting import StudyConfig
-from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet
 from trimtab.models.studies import (  # noqa: F401  (they register their readers)
@@ -21,6 +18,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     rlaif,
     rounds,
 )
+from trimtab.models.studies.measures import SeedRun
 from trimtab.models.studies.plots import draw
 from trimtab.models.studies.registry import READERS, TITLES, Exhibit, exhibits_of
 from trimtab.models.studies.results import (
@@ -32,48 +30,43 @@ from trimtab.models.studies.results import (
     key_figures,
     precision_by_column,
 )
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 # By the status of a claim.
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 
 
-def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: StudyConfig, stage: Stage) -> None:
     """Inputs: `<seed>.<role>` for every role of every seed's run.
 
     Output: report.html (self-contained), scorecard.json (the result over seeds), plots/.
     """
     (exhibit,) = exhibits_of(config.paper, config.exhibit)
     reader = READERS[exhibit.slug]
-    roles: dict[int, dict[str, Path]] = defaultdict(dict)
-    for name, path in inputs.items():
-        seed, _, role = name.partition(".")
-        roles[int(seed)][role] = path
-    results = {seed: reader.read(Artifacts(roles[seed])) for seed in config.seeds}
+    roles = stage.roles_by_seed()
+    results = {seed: reader.read(SeedRun(roles[seed])) for seed in config.seeds}
     combined = combine_seeds(results, reader.remark)
     charts = charts_of(list(results.values()))
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
-    output = workdir / "output"
     card = {
-        **asdict(exhibit),
+        **exhibit.said,
         "scale": config.scale,
         "command": config.command,
         "seconds": seconds,
         "world_version": config.world_version,
         **asdict(combined),
     }
-    write_json(output / "scorecard.json", card)
-    page = _page(exhibit, combined, charts, config, seconds)
-    (output / "report.html").write_text(page, encoding="utf-8")
-    (output / "plots").mkdir()
-    for number, chart in enumerate(charts, start=1):
-        (output / "plots" / f"{exhibit.slug}_{number}.svg").write_bytes(chart.svg)
+    stage.write_json("scorecard.json", card)
+    stage.write_text("report.html", _page(exhibit, combined, charts, config, seconds))
+    stage.write_plots(
+        (f"{exhibit.slug}_{number}", chart.svg) for number, chart in enumerate(charts, start=1)
+    )
     numbers = {
         _plain(f"{row}/{column}"): cell.mean
         for row, columns in combined.table.items()
         for column, cell in columns.items()
     }
-    write_json(output / "summary.json", {"status": combined.status, **numbers})
+    stage.write_summary({"status": combined.status, **numbers})
 
 
 def _page(

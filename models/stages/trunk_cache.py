@@ -7,41 +7,37 @@ train or to score, and so passes its upper layers alone.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.nets.freezing import num_frozen_layers
-from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.trunk import trunk_digest
-from trimtab.models.training.data import context_length, read_pairs, splits_of
-from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.data import splits_of
+from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import num_parts, part_states
+from trimtab.models.training.stage import Stage
 from trimtab.models.training.trunk_cache import write_trunk
 
 
-def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: TrunkCacheConfig, stage: Stage) -> None:
     """Inputs: `policy`, `preferences`. Output: train, validation and test.safetensors, of the
     splits that hold pairs."""
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model").eval()
+    model, tokenizer = stage.policy("policy")
     depth = num_frozen_layers(model, config.trainable_layers)
     if depth == 0:
         raise ValueError(
             f"trainable_layers is {config.trainable_layers}, as many as the model has: no frozen "
             "layer is left whose output could be cached; leave trainable_layers out to train all"
         )
-    limit = context_length(model.config)
     pairs = {
-        split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit).rows
-        for split in splits_of(inputs["preferences"])
+        split: stage.pairs(split, model, tokenizer).rows
+        for split in splits_of(stage.inputs["preferences"])
     }
     metadata = {"depth": str(depth), "digest": trunk_digest(model, depth)}
     total, done = sum(map(num_parts, pairs.values())), 0
     for split, rows in pairs.items():
-        progress = Progress(workdir, done=done, of=total)
-        states = progress.follow(part_states(model, rows, depth), num_parts(rows))
-        path = workdir / "output" / f"{split}.safetensors"
+        progress = Progress(stage.workdir, done=done, of=total)
+        states = progress.follow(part_states(model.eval(), rows, depth), num_parts(rows))
+        path = stage.output / f"{split}.safetensors"
         write_trunk(path, rows, states, model.config.hidden_size, metadata)
         done += num_parts(rows)
     tokens = sum(row.num_tokens for rows in pairs.values() for row in rows)
-    write_json(workdir / "output" / "summary.json", {"num_layers": depth, "num_tokens": tokens})
+    stage.write_summary({"num_layers": depth, "num_tokens": tokens})

@@ -8,41 +8,31 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from trimtab.models.config.reporting import WinMatrixConfig
-from trimtab.models.reporting.compare.answers import START, read_answers
-from trimtab.models.reporting.compare.outcomes import Outcomes, read_verdicts
+from trimtab.models.reporting.compare.answers import START, Outcomes, read_answers, read_verdicts
 from trimtab.models.reporting.compare.win_matrix import MAIN, build_win_matrix
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 
-def run(config: WinMatrixConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: WinMatrixConfig, stage: Stage) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts), the policy `sft` of every seed among them,
     and `verdicts_<number>` (judge_answers artifacts of the same evaluations), if any.
 
     Output: win_matrix.json (see `trimtab.models.reporting.compare.win_matrix`).
     """
-    evaluations: dict[int, dict[str, Path]] = defaultdict(dict)
-    judged = {name: path for name, path in inputs.items() if name.startswith("verdicts_")}
-    for name in inputs.keys() - judged.keys():
-        seed, _, policy = name.partition(".")
-        evaluations[int(seed)][policy] = inputs[name]
-    seeds = dict(sorted(evaluations.items()))
+    seeds = stage.roles_by_seed()
     answers = read_answers(seeds)
     models: dict[str, dict[str, Any]] = {}
     verdicts: dict[str, list[Outcomes]] = defaultdict(list)
-    for _, path in sorted(judged.items()):
+    for path in stage.several("verdicts"):
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         models[summary["name"]] = summary
         found = read_verdicts(summary["name"], path / "verdicts.jsonl", answers, list(seeds))
         for place, outcomes in found.items():
             verdicts[place].append(outcomes)
     matrix = build_win_matrix(answers, config, verdicts, models)
-    write_json(workdir / "output" / "win_matrix.json", matrix.to_json())
+    stage.write_json("win_matrix.json", matrix.to_json())
     against_sft = [d for d in matrix.duels if d.theirs == START and d.place == MAIN]
-    write_json(
-        workdir / "output" / "summary.json",
-        {f"{duel.ours}_{duel.judge}_net": duel.net.value for duel in against_sft},
-    )
+    stage.write_summary({f"{duel.ours}_{duel.judge}_net": duel.net.value for duel in against_sft})

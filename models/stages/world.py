@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -18,41 +17,38 @@ from trimtab.models.synthetic.demonstrations import (
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
 from trimtab.models.synthetic.tasks import ASSISTANT, EXPERT, HELD_OUT, MAIN, USER, family_of
-from trimtab.models.training.data import write_rows
-from trimtab.models.training.progress import write_json
+from trimtab.models.training.stage import Stage
 
 
-def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: WorldConfig, stage: Stage) -> None:
     """Write tokenizer, demonstrations, pair and policy prompts, and the evaluation sets.
 
     `eval/main` and `eval/validation` hold the families preferences are about, `eval/forget` the
     expert families, `eval/held_out` the family no reward model ever sees.
     """
-    output = workdir / "output"
-    word_tokenizer().save_pretrained(output / "tokenizer")
+    word_tokenizer().save_pretrained(stage.output / "tokenizer")
     rng = random.Random(f"world/{config.seed}")
     demonstrated, sets = _draw_sets(config, rng)
     responses = demonstrate(demonstrated, config.corrupted_share, rng)
-    write_rows(
-        output / "demonstrations.jsonl",
+    stage.write_rows(
+        "demonstrations.jsonl",
         (
             {"prompt": prompt, "response": response, "category": family_of(prompt).name}
             for prompt, response in zip(demonstrated, responses, strict=True)
         ),
     )
     for name, prompts in sets.items():
-        write_rows(
-            output / f"{name}.jsonl",
+        stage.write_rows(
+            f"{name}.jsonl",
             ({"prompt": prompt, "category": family_of(prompt).name} for prompt in prompts),
         )
     qualities = [quality(p, r) for p, r in zip(demonstrated, responses, strict=True)]
-    write_json(
-        output / "summary.json",
+    stage.write_summary(
         {
             "num_demonstrations": len(demonstrated),
             "demonstration_gold": sum(qualities) / len(qualities),
             **{f"num_{name.replace('/', '_')}": len(prompts) for name, prompts in sets.items()},
-        },
+        }
     )
 
 

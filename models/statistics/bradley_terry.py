@@ -20,6 +20,7 @@ Deviations
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -147,24 +148,36 @@ def wins_of(games: Tensor, num_players: int, times: Tensor | None = None) -> Ten
 
 def _minimum(games: Tensor) -> Tensor:
     """(P,), log-strengths of mean 0 at the minimum of `bradley_terry_loss`."""
-    strength = torch.zeros(len(games), dtype=games.dtype, device=games.device)
-    loss = bradley_terry_loss(strength, games)
-    for _ in range(_MAX_STEPS):
+
+    def newton_step(strength: Tensor) -> Tensor:
         gap = strength[:, None] - strength[None, :]
         gradient = -(games * torch.sigmoid(-gap)).sum(1) + (games.T * torch.sigmoid(gap)).sum(1)
         curvature = (games + games.T) * torch.sigmoid(gap) * torch.sigmoid(-gap)
         # Ones added: the likelihood does not change when all strengths move together.
         hessian = torch.diag(curvature.sum(1)) - curvature + 1.0
-        step = torch.linalg.solve(hessian, gradient)
+        return torch.linalg.solve(hessian, gradient)
+
+    strength = torch.zeros(len(games), dtype=games.dtype, device=games.device)
+    strength = descend(strength, lambda at: bradley_terry_loss(at, games), newton_step)
+    return strength - strength.mean()
+
+
+def descend(
+    at: Tensor, loss_of: Callable[[Tensor], Tensor], newton_step: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Where a convex loss is least: Newton steps from `at`, halved while they do not descend."""
+    loss = loss_of(at)
+    for _ in range(_MAX_STEPS):
+        step = newton_step(at)
         while True:
-            moved = bradley_terry_loss(strength - step, games)
+            moved = loss_of(at - step)
             if moved <= loss or step.abs().max() < _TOLERANCE:
                 break
             step = step / 2
-        strength, loss = strength - step, moved
+        at, loss = at - step, moved
         if step.abs().max() < _TOLERANCE:
             break
-    return strength - strength.mean()
+    return at
 
 
 def _all_reach_all(beats: Tensor) -> bool:

@@ -91,9 +91,7 @@ def expected_calibration_error(
 
 
 def auroc(scores: Tensor, is_positive: Tensor) -> Tensor:
-    """Area under the ROC curve by ranks (Mann-Whitney): P(s+ > s-) + P(s+ = s-) / 2.
-
-    (sum of the positives' ranks - P (P + 1) / 2) / (P Q), equal scores taking their mean rank.
+    """Area under the ROC curve (Mann-Whitney): P(s+ > s-) + P(s+ = s-) / 2.
 
     scores: (N,), higher = more likely positive. is_positive: (N,) bool, True = positive.
     Returns a float64 scalar in [0, 1].
@@ -111,11 +109,15 @@ def auroc(scores: Tensor, is_positive: Tensor) -> Tensor:
             f"auroc: both classes are needed, found {num_positive} positive and "
             f"{num_negative} negative"
         )
-    rank = _mean_ranks(dense_ranks(scores))
-    rank_sum = rank[is_positive].sum()
-    smallest = num_positive * (num_positive + 1) / 2
-    area: Tensor = (rank_sum - smallest) / (num_positive * num_negative)
-    return area
+    distinct, place = torch.unique(scores.detach(), return_inverse=True)
+    return area_of_places(place[is_positive], place[~is_positive], len(distinct))
+
+
+def area_of_places(positive: Tensor, negative: Tensor, number: int) -> Tensor:
+    """`auroc` of (P,) and (Q,) long, each score's place among `number` distinct ones."""
+    ours, others = (places.bincount(minlength=number).double() for places in (positive, negative))
+    area: Tensor = (ours * (others.cumsum(0) - others / 2)).sum()
+    return area / (len(positive) * len(negative))
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 from trimtab.models.data import prompts as prompt_rules
 from trimtab.models.statistics.bootstrap import bootstrap_interval, percentile_ends, redraw
 from trimtab.models.statistics.calibration import (
+    area_of_places,
     auroc,
     dense_ranks,
     spearman,
@@ -99,24 +100,16 @@ def fraction_estimate(values: Tensor, clusters: Tensor | None, seed: int) -> Est
 
 def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate | None:
     """AUROC of scores (N,); none where a class is missing. Resamples keep the class sizes."""
-    # Where each score stands among the distinct ones: a resample is then a count of each.
     distinct, place = torch.unique(scores, return_inverse=True)
     positive, negative = place[is_positive], place[~is_positive]
     if not len(positive) or not len(negative):
         return None
     generator = torch.Generator().manual_seed(seed)
-
-    def resample() -> Tensor:
-        """P(s+ > s-) + P(s+ = s-) / 2, as `auroc` has it."""
-        ours, others = (
-            redraw(places, generator).bincount(minlength=len(distinct)).double()
-            for places in (positive, negative)
-        )
-        area: Tensor = (ours * (others.cumsum(0) - others / 2)).sum()
-        return area / (len(positive) * len(negative))
-
+    draws = (
+        [redraw(places, generator) for places in (positive, negative)] for _ in range(NUM_RESAMPLES)
+    )
+    resampled = torch.stack([area_of_places(p, n, len(distinct)) for p, n in draws])
     value = float(auroc(scores, is_positive))
-    resampled = torch.stack([resample() for _ in range(NUM_RESAMPLES)])
     low, high = percentile_ends(resampled).tolist()
     if low == high:
         low, high = wilson_interval(value, min(len(positive), len(negative)))

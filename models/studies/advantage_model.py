@@ -7,14 +7,13 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.run.scorers import (
     answer_scores,
     category_moments,
@@ -23,8 +22,7 @@ from trimtab.models.reporting.run.scorers import (
     spread_of,
 )
 from trimtab.models.statistics.calibration import auroc, calibration_curve, pair_confidence
-from trimtab.models.studies.constants import swept
-from trimtab.models.studies.frontier import LEAST_SHARED_KL, lead_at_equal_kl
+from trimtab.models.studies.frontier import LEAST_SHARED_KL, is_more_at_equal_kl
 from trimtab.models.studies.measures import (
     GIVEN,
     KL,
@@ -34,24 +32,27 @@ from trimtab.models.studies.measures import (
     RIGHT,
     TIE,
     WIN,
-    accuracies,
+    SeedRun,
     accuracy_of,
-    answers,
-    curve_of,
     curve_plots,
-    forgetting,
     forgetting_plot,
-    outcome,
     outcome_plot,
     percent_in_bins,
     read_by_kl,
-    validation_gap,
 )
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, SeedResult, bar_plot, titled
+from trimtab.models.studies.results import (
+    Line,
+    Plot,
+    Rows,
+    SeedResult,
+    Table,
+    bar_plot,
+    column_lines,
+    titled,
+)
 from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
 
-ByTask = dict[str, float]
 REWARD, ADVANTAGE, SCALED = "reward model", "Advantage Model", "reward model, temperature scaled"
 MODELS = {REWARD: "scorer_raw", ADVANTAGE: "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
@@ -77,90 +78,77 @@ ARMS = {
 
 @exhibit(
     "advantage-model",
+    arms="both_scorers",
     claim="The Advantage Model is as accurate and better calibrated",
     printed="accuracy 69.25 and 69.43, ECE 4.70 and 3.48 (HH); 74.75 and 75.28, 5.35 and 3.83",
 )
-def table_1(artifacts: Artifacts) -> SeedResult:
+def table_1(run: SeedRun) -> SeedResult:
     """Accuracy and calibration error of reward model and Advantage Model."""
-    table = {}
+    table: Rows = {}
     for name, role in MODELS.items():
-        row = accuracies(artifacts, role)
-        row[ECE_GIVEN] = ece(artifacts.labelled_gaps(role).gap, "width")
-        if artifacts.truth:
-            row[ECE_RIGHT] = ece(artifacts.clean_gaps(role).gap, "width")
-        table[name] = row
-    ours, theirs = table[ADVANTAGE], table[REWARD]
-    return SeedResult(
-        table,
-        checks={
-            "it is at most half a point less accurate": accuracy_of(ours)
-            >= accuracy_of(theirs) - MAX_POINTS_LOST,
-            "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
-        },
-    )
+        table[name] = run.accuracies(role)
+        table[name][ECE_GIVEN] = ece(run.labelled_gaps(role).gap, "width")
+        if run.truth:
+            table[name][ECE_RIGHT] = ece(run.clean_gaps(role).gap, "width")
+    theirs, ours = table.values()
+    checks = {
+        "it is at most half a point less accurate": accuracy_of(ours)
+        >= accuracy_of(theirs) - MAX_POINTS_LOST,
+        "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
+    }
+    return SeedResult(table, checks)
 
 
 @exhibit(
     "advantage-model",
+    arms="forgetting",
     claim="A reward model's scores differ between tasks; PPO on it loses what SFT was expert at",
     printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
 )
-def figure_1(artifacts: Artifacts) -> SeedResult:
+def figure_1(run: SeedRun) -> SeedResult:
     """Reward scores by task, and wins on the forget set.
 
     Of the reward model, and of PPO on it.
     """
-    mean, _, spreads = _scores_by_task(artifacts, "scorer_raw")
-    judged = artifacts.document("judge_reward_model", "judgement.json")
-    verdict = judged.get("forget_gold") or judged.get("forget_judge_score")
-    if verdict is None:
-        raise KeyError("the prompts have no forget set: run the study in the synthetic world")
-    spread = ratio_of(*spreads)
-    return SeedResult(
-        table={
-            "reward model": {"spread of task means / spread within": spread},
-            "PPO on it, forget set": {name: verdict[name] for name in ("win", "tie", "lose")},
-        },
-        checks={
-            "mean scores of tasks lie a quarter of the spread within apart": spread > 0.25,
-            "PPO on it loses more of the forget set than it wins": verdict["lose"] > verdict["win"],
-        },
-        plots=[_task_bars("The reward model scores tasks differently", {"mean": mean})],
-    )
+    tasks, between, within = _scores_by_task(run, "scorer_raw")
+    judged, spread = run.outcome("judge_reward_model", "forget"), ratio_of(between, within)
+    table = {
+        "reward model": {"spread of task means / spread within": spread},
+        "PPO on it, forget set": {name: judged[name] for name in (WIN, TIE, LOSE)},
+    }
+    checks = {
+        "mean scores of tasks lie a quarter of the spread within apart": spread > 0.25,
+        "PPO on it loses more of the forget set than it wins": judged[LOSE] > judged[WIN],
+    }
+    plot = _task_bars("The reward model scores tasks differently", tasks, {"mean": "mean"})
+    return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "advantage-model", claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))"
+    "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
 )
-def figure_2(artifacts: Artifacts) -> SeedResult:
+def figure_2(run: SeedRun) -> SeedResult:
     """Accuracy by score difference.
 
     Accuracy by confidence, which is the sigmoid of the score difference.
     """
-    curves, errors = {}, {}
-    for name, role in MODELS.items():
-        gap = artifacts.labelled_gaps(role).gap
-        curves[name] = _curve(gap)
-        errors[name] = ece(gap, "mass")
-    curves["perfect calibration"] = ([0.5, 1.0], [0.5, 1.0])
-    return SeedResult(
-        table={name: {"calibration error, bins of equal mass": e} for name, e in errors.items()},
-        checks={
-            "its curve lies nearer to the diagonal": errors["Advantage Model"]
-            < errors["reward model"]
-        },
-        plots=[
-            Plot(
-                "Accuracy by confidence",
-                "confidence, 1 / (1 + exp(-score difference)), middle of bin",
-                "accuracy on the given test labels",
-                curves,
-            )
-        ],
+    error = "calibration error, bins of equal mass"
+    gaps = {name: run.labelled_gaps(role).gap for name, role in MODELS.items()}
+    table = {name: {error: ece(gap, "mass")} for name, gap in gaps.items()}
+    curves = {name: _curve(gap) for name, gap in gaps.items()}
+    nearer = table[ADVANTAGE][error] < table[REWARD][error]
+    plot = Plot(
+        "Accuracy by confidence",
+        "confidence, 1 / (1 + exp(-score difference)), middle of bin",
+        "accuracy on the given test labels",
+        curves | {"perfect calibration": ([0.5, 1.0], [0.5, 1.0])},
     )
+    return SeedResult(table, {"its curve lies nearer to the diagonal": nearer}, [plot])
 
 
-def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
+def _curve(gap: Tensor) -> Line:
     """Five bins from confidence .5 to 1; an empty one gets the bin's own confidence."""
     confidence, correct = pair_confidence(gap)
     _, accuracy, count = calibration_curve(confidence, correct, 10)
@@ -169,117 +157,121 @@ def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
     return middles, [share if number else middle for middle, share, number in bins]
 
 
-@exhibit("advantage-model", claim="The Advantage Model tells good from bad answers more distinctly")
-def figure_3(artifacts: Artifacts) -> SeedResult:
+@exhibit(
+    "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model tells good from bad answers more distinctly",
+)
+def figure_3(run: SeedRun) -> SeedResult:
     """Scores of good and bad answers.
 
     How well scores tell good from bad answers: each model's scores in units of their spread.
     """
+    area = "AUROC of good against bad answers"
     table, plots = {}, []
     for name, role in MODELS.items():
-        scores = artifacts.scores(role, "test")
-        good = torch.tensor([r["chosen_score"] for r in scores.values()], dtype=torch.float64)
-        bad = torch.tensor([r["rejected_score"] for r in scores.values()], dtype=torch.float64)
+        rows = run.scores(role, "test").values()
+        good, bad = (
+            torch.tensor([row[column] for row in rows], dtype=torch.float64)
+            for column in ("chosen_score", "rejected_score")
+        )
         both = torch.cat([good, bad])
         centre, unit = both.mean(), both.std(correction=0)
-        distinct = float(auroc(both, torch.arange(len(both)) < len(good)))
-        table[name] = {"AUROC of good against bad answers": distinct}
+        table[name] = {area: float(auroc(both, torch.arange(len(both)) < len(good)))}
         plots.append(
             Plot(
                 f"Scores of good and bad answers, {name}",
                 "score, less its mean, / its standard deviation",
                 "answers in a bin of a half (%)",
                 {
-                    "labelled better": percent_in_bins(((good - centre) / unit).tolist(), BINS),
-                    "labelled worse": percent_in_bins(((bad - centre) / unit).tolist(), BINS),
+                    label: percent_in_bins(((scores - centre) / unit).tolist(), BINS)
+                    for label, scores in (("labelled better", good), ("labelled worse", bad))
                 },
             )
         )
-    theirs, ours = (row["AUROC of good against bad answers"] for row in table.values())
-    return SeedResult(table, {"it tells them apart better": ours > theirs}, plots)
-
-
-@exhibit("advantage-model", claim="The Advantage Model's means differ far less between tasks")
-def figure_4(artifacts: Artifacts) -> SeedResult:
-    """Mean and deviation of scores by task."""
-    means, deviations, table = {}, {}, {}
-    for name, role in MODELS.items():
-        means[name], deviations[name], (spread, within) = _scores_by_task(artifacts, role)
-        table[name] = {
-            "spread of task means": spread,
-            "spread within tasks": within,
-            "their ratio": ratio_of(spread, within),
-        }
-    ours, theirs = table[ADVANTAGE], table[REWARD]
-    return SeedResult(
-        table,
-        checks={
-            f"{words} is less": ours[words] < theirs[words]
-            for words in ("spread of task means", "their ratio")
-        },
-        plots=[
-            _task_bars("Mean score by task", means),
-            _task_bars("Deviation of scores by task", deviations),
-        ],
-    )
-
-
-def _scores_by_task(artifacts: Artifacts, role: str) -> tuple[ByTask, ByTask, tuple[float, float]]:
-    """Mean and deviation of a scorer's scores by task; the spread of means, and that within."""
-    names, which, scores = answer_scores(artifacts, role)
-    mean, std = category_moments(which, scores, len(names))
-    spreads = spread_of(which, scores, len(names))
-    mean_by_task, std_by_task = (
-        dict(zip(names, values.tolist(), strict=True)) for values in (mean, std)
-    )
-    return mean_by_task, std_by_task, spreads
-
-
-def _task_bars(title: str, scorers: Mapping[str, ByTask]) -> Plot:
-    table: dict[str, dict[str, float]] = {}
-    for name, by_task in scorers.items():
-        for task, value in by_task.items():
-            table.setdefault(task, {})[name] = value
-    y = "score of the test answers (its own unit)"
-    return bar_plot(title, "task", y, table, list(scorers))
-
-
-@exhibit(
-    "advantage-model", claim="On the Advantage Model quality rises further and does not fall again"
-)
-def figure_5(artifacts: Artifacts) -> SeedResult:
-    """PPO by step on the main set, by what scores it."""
-    curves = {words: curve_of(artifacts, name) for name, words in ARMS.items()}
-    table = {}
-    for name, words in ARMS.items():
-        gold = curves[words].gold
-        tenth = max(1, len(gold) // 10)
-        means = [sum(gold[i : i + tenth]) / tenth for i in range(0, len(gold) - tenth + 1, tenth)]
-        fall = {"gold, best less last": max(means) - means[-1]} if means else {}
-        table[words] = answers(artifacts, name) | fall | outcome(artifacts, f"judge_{name}")
-    am, rm = table[ADVANTAGE], table[REWARD]
-    return SeedResult(
-        table,
-        checks={
-            "on the Advantage Model it wins more often against SFT": am[NET] > rm[NET],
-            "normalised scores of the reward model do not mend that": am[NET]
-            > table["reward model, scores normalised"][NET],
-        },
-        plots=curve_plots(curves, ("score", "gold", "kl")),
-    )
+    is_better = table[ADVANTAGE][area] > table[REWARD][area]
+    return SeedResult(table, {"it tells them apart better": is_better}, plots)
 
 
 @exhibit(
     "advantage-model",
+    arms="both_scorers",
+    claim="The Advantage Model's means differ far less between tasks",
+)
+def figure_4(run: SeedRun) -> SeedResult:
+    """Mean and deviation of scores by task."""
+    table: Rows = {}
+    means: Rows = {}
+    deviations: Rows = {}
+    for name, role in MODELS.items():
+        tasks, between, within = _scores_by_task(run, role)
+        table[name] = {
+            "spread of task means": between,
+            "spread within tasks": within,
+            "their ratio": ratio_of(between, within),
+        }
+        for task, row in tasks.items():
+            means.setdefault(task, {})[name] = row["mean"]
+            deviations.setdefault(task, {})[name] = row["deviation"]
+    checks = {
+        f"{words} is less": table[ADVANTAGE][words] < table[REWARD][words]
+        for words in ("spread of task means", "their ratio")
+    }
+    plots = [
+        _task_bars("Mean score by task", means, list(MODELS)),
+        _task_bars("Deviation of scores by task", deviations, list(MODELS)),
+    ]
+    return SeedResult(table, checks, plots)
+
+
+def _scores_by_task(run: SeedRun, role: str) -> tuple[Rows, float, float]:
+    """Mean and deviation of a scorer's scores by task; the spread of means, and that within."""
+    names, which, scores = answer_scores(run, role)
+    mean, std = category_moments(which, scores, len(names))
+    tasks = {
+        name: {"mean": float(mean[index]), "deviation": float(std[index])}
+        for index, name in enumerate(names)
+    }
+    return tasks, *spread_of(which, scores, len(names))
+
+
+def _task_bars(title: str, tasks: Table, columns: Mapping[str, str] | list[str]) -> Plot:
+    return bar_plot(title, "task", "score of the test answers (its own unit)", tasks, columns)
+
+
+@exhibit(
+    "advantage-model",
+    arms="policies_by_scorer",
+    claim="On the Advantage Model quality rises further and does not fall again",
+)
+def figure_5(run: SeedRun) -> SeedResult:
+    """PPO by step on the main set, by what scores it."""
+    curves = {label: run.curve(name) for name, label in ARMS.items()}
+    table = {}
+    for name, label in ARMS.items():
+        gold = curves[label].gold
+        tenth = max(1, len(gold) // 10)
+        means = [sum(gold[i : i + tenth]) / tenth for i in range(0, len(gold) - tenth + 1, tenth)]
+        fall = {"gold, best less last": max(means) - means[-1]} if means else {}
+        table[label] = run.answers(name) | fall | run.outcome(f"judge_{name}")
+    _, normalised, ours, _ = (row[NET] for row in table.values())
+    checks = {
+        "on the Advantage Model it wins more often against SFT": ours > table[REWARD][NET],
+        "normalised scores of the reward model do not mend that": ours > normalised,
+    }
+    return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl")))
+
+
+@exhibit(
+    "advantage-model",
+    arms="policies_by_scorer",
     claim="The Advantage Model loses less of the forget set, with rehearsal least",
     printed="main 12.72/12.62/74.66, 14.87/10.38/74.74, 15.78/9.77/74.45 (win, lose, tie)",
 )
-def table_2(artifacts: Artifacts) -> SeedResult:
+def table_2(run: SeedRun) -> SeedResult:
     """Policies against SFT on the main and the forget set."""
     outcomes = {
-        eval_set: {
-            label: outcome(artifacts, f"judge_{name}", eval_set) for name, label in ARMS.items()
-        }
+        eval_set: {label: run.outcome(f"judge_{name}", eval_set) for name, label in ARMS.items()}
         for eval_set in ("main", "forget")
     }
     table = {
@@ -290,66 +282,50 @@ def table_2(artifacts: Artifacts) -> SeedResult:
         }
         for label in ARMS.values()
     }
-    reward_model, advantage_model, rehearsed = (table[v] for v in list(ARMS.values())[1:])
-    return SeedResult(
-        table,
-        checks={
-            "the Advantage Model wins more on the main set": advantage_model["main, net"]
-            > reward_model["main, net"],
-            "it loses less of the forget set": advantage_model["forget, lose"]
-            < reward_model["forget, lose"],
-            "rehearsal loses least of the forget set": rehearsed["forget, lose"]
-            <= min(reward_model["forget, lose"], advantage_model["forget, lose"]),
-        },
-        plots=[outcome_plot(f"The {name} set", rows, "SFT") for name, rows in outcomes.items()],
-    )
+    _, reward, advantage, _ = (row["main, net"] for row in table.values())
+    _, reward_lost, advantage_lost, rehearsed_lost = (row[LOST] for row in table.values())
+    checks = {
+        "the Advantage Model wins more on the main set": advantage > reward,
+        "it loses less of the forget set": advantage_lost < reward_lost,
+        "rehearsal loses least of the forget set": rehearsed_lost
+        <= min(reward_lost, advantage_lost),
+    }
+    plots = [outcome_plot(f"The {name} set", rows, "SFT") for name, rows in outcomes.items()]
+    return SeedResult(table, checks, plots)
 
 
 @exhibit(
     "advantage-model",
+    arms="sweep",
+    varied="num-clusters",
     claim="The number of clusters hardly matters",
     printed="rewards vary by about .05",
 )
-def figure_6(artifacts: Artifacts) -> SeedResult:
+def figure_6(run: SeedRun) -> SeedResult:
     """The number of clusters of selective rehearsal."""
-    values = swept(artifacts, "policy_num_clusters_")
-    names = {count: role.removeprefix("policy_") for count, role in values.items()}
-    table = {
-        f"{count:g} clusters": {
-            **answers(artifacts, name),
-            **{f"main, {k}": v for k, v in outcome(artifacts, f"judge_{name}").items()},
-            "forget, net": outcome(artifacts, f"judge_{name}", "forget")[NET],
-        }
-        for count, name in names.items()
-    }
+    table = {}
+    counts = run.swept("policy_num_clusters_")
+    for count, role in counts.items():
+        name = role.removeprefix("policy_")
+        main = {f"main, {k}": v for k, v in run.outcome(f"judge_{name}").items()}
+        forget = {"forget, net": run.outcome(f"judge_{name}", "forget")[NET]}
+        table[f"{count:g} clusters"] = run.answers(name) | main | forget
     golds = [row.get("gold", row["main, net"]) for row in table.values()]
-    return SeedResult(
-        table,
-        checks={"results lie within .05 of each other": max(golds) - min(golds) < 0.05},
-        plots=[
-            Plot(
-                "The number of clusters",
-                "clusters",
-                "wins minus losses against SFT",
-                {
-                    f"{eval_set} set": (
-                        list(names),
-                        [row[f"{eval_set}, net"] for row in table.values()],
-                    )
-                    for eval_set in ("main", "forget")
-                },
-            )
-        ],
-    )
+    checks = {"results lie within .05 of each other": max(golds) - min(golds) < 0.05}
+    nets = {f"{eval_set} set": f"{eval_set}, net" for eval_set in ("main", "forget")}
+    lines = column_lines(counts, table.values(), nets)
+    plot = Plot("The number of clusters", "clusters", "wins minus losses against SFT", lines)
+    return SeedResult(table, checks, [plot])
 
 
 @exhibit(
     "advantage-model",
+    arms="epochs_on_few_pairs",
     claim="Where a reward model is overconfident, the Advantage Model is better calibrated and no "
     "less accurate",
     printed="ECE 4.70 and 3.48 (HH), 5.35 and 3.83, of reward models of 7B after one epoch",
 )
-def calibration(artifacts: Artifacts) -> SeedResult:
+def calibration(run: SeedRun) -> SeedResult:
     """Calibration error by epochs on a thousand pairs, temperature scaling beside it.
 
     Both models after 1 to 8 epochs on the same few pairs, on the test pairs. The paper's reward
@@ -357,64 +333,58 @@ def calibration(artifacts: Artifacts) -> SeedResult:
     reward model of one epoch, and one whose scores are divided by the temperature that makes the
     validation labels likeliest.
     """
-    table: dict[str, dict[str, float]] = {}
-    # By model, in the order of EPOCHS.
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in (REWARD, SCALED, ADVANTAGE)}
-    for name, role in ((REWARD, "scorer"), (ADVANTAGE, "advantage")):
+    # By model and epochs.
+    rows: dict[str, list[dict[str, float]]] = {REWARD: [], SCALED: [], ADVANTAGE: []}
+    table: Rows = {}
+    for name, kind in ((REWARD, "scorer"), (ADVANTAGE, "advantage")):
         for epochs in EPOCHS:
-            where = f"{role}_epochs_{epochs}"
-            gap = artifacts.labelled_gaps(where).gap
+            role = f"{kind}_epochs_{epochs}"
+            gap = run.labelled_gaps(role).gap
             label = f"{name}, {'1 epoch' if epochs == 1 else f'{epochs} epochs'}"
-            table[label] = _calibrated(artifacts, where, gap)
+            table[label] = _calibrated(run, role, gap)
             rows[name].append(table[label])
             if name == REWARD:
-                scaled = gap / likeliest_temperature(validation_gap(artifacts, where))
-                label = f"{label}, temperature scaled"
-                table[label] = _calibrated(artifacts, where, scaled)
-                rows[SCALED].append(table[label])
-    return SeedResult(
-        table,
-        checks=_where_overconfident(*rows.values()),
-        plots=[
-            Plot(
-                f"{titled(column)} by epochs",
-                "epochs on a thousand pairs",
-                column,
-                {
-                    name: ([float(epochs) for epochs in EPOCHS], [row[column] for row in by_epochs])
-                    for name, by_epochs in rows.items()
-                },
-            )
-            for column in (ECE_GIVEN, OVERCONFIDENCE, RIGHT if artifacts.truth else GIVEN)
-        ],
-    )
-
-
-def _where_overconfident(
-    theirs: Sequence[Mapping[str, float]],
-    scaled: Sequence[Mapping[str, float]],
-    ours: Sequence[Mapping[str, float]],
-) -> dict[str, bool]:
-    """The parts of the claim, after the epochs at which the reward model is overconfident: rows by
-    epochs of it, of its scaled scores and of the Advantage Model."""
-    over = [
-        rows
-        for rows in zip(theirs, scaled, ours, strict=True)
-        if rows[0][OVERCONFIDENCE] > LEAST_OVERCONFIDENCE
+                scaled = gap / likeliest_temperature(run.validation_gap(role))
+                table[f"{label}, temperature scaled"] = _calibrated(run, role, scaled)
+                rows[SCALED].append(table[f"{label}, temperature scaled"])
+    plots = [
+        Plot(
+            f"{titled(column)} by epochs",
+            "epochs on a thousand pairs",
+            column,
+            {
+                name: ([float(epochs) for epochs in EPOCHS], [row[column] for row in by_epochs])
+                for name, by_epochs in rows.items()
+            },
+        )
+        for column in (ECE_GIVEN, OVERCONFIDENCE, RIGHT if run.truth else GIVEN)
     ]
-    once = theirs[0][ECE_GIVEN]
+    return SeedResult(table, _where_overconfident(rows), plots)
+
+
+def _where_overconfident(rows: Mapping[str, list[dict[str, float]]]) -> dict[str, bool]:
+    """The parts of the claim, after the epochs at which the reward model is overconfident.
+
+    rows: by model and epochs.
+    """
+    over = [
+        models
+        for models in zip(rows[REWARD], rows[SCALED], rows[ADVANTAGE], strict=True)
+        if models[0][OVERCONFIDENCE] > LEAST_OVERCONFIDENCE
+    ]
+    once = rows[REWARD][0][ECE_GIVEN]
     parts = {
         "the Advantage Model is better calibrated": [
-            mine[ECE_GIVEN] < other[ECE_GIVEN] for other, _, mine in over
+            ours[ECE_GIVEN] < theirs[ECE_GIVEN] for theirs, _, ours in over
         ],
         "it is no less accurate": [
-            accuracy_of(mine) >= accuracy_of(other) for other, _, mine in over
+            accuracy_of(ours) >= accuracy_of(theirs) for theirs, _, ours in over
         ],
         "it is better calibrated than a reward model of one epoch": [
-            mine[ECE_GIVEN] < once for _, _, mine in over
+            ours[ECE_GIVEN] < once for _, _, ours in over
         ],
         "it is better calibrated than after temperature scaling": [
-            mine[ECE_GIVEN] < other[ECE_GIVEN] for _, other, mine in over
+            ours[ECE_GIVEN] < scaled[ECE_GIVEN] for _, scaled, ours in over
         ],
     }
     return {"several epochs make the reward model overconfident": bool(over)} | {
@@ -422,12 +392,12 @@ def _where_overconfident(
     }
 
 
-def _calibrated(artifacts: Artifacts, role: str, gap: Tensor) -> dict[str, float]:
+def _calibrated(run: SeedRun, role: str, gap: Tensor) -> dict[str, float]:
     confidence, correct = pair_confidence(gap)
     return {
         ECE_GIVEN: ece(gap, "width"),
         OVERCONFIDENCE: float(confidence.mean() - correct.double().mean()),
-        **accuracies(artifacts, role),
+        **run.accuracies(role),
     }
 
 
@@ -442,9 +412,10 @@ def likeliest_temperature(gap: Tensor) -> float:
 
 @exhibit(
     "advantage-model",
+    arms="rehearsal_by_kl",
     claim="Rehearsal loses less of the forget set, at equal KL too, and selection is why",
 )
-def rehearsal(artifacts: Artifacts) -> SeedResult:
+def rehearsal(run: SeedRun) -> SeedResult:
     """What is lost of the forget set by KL, with rehearsal and without, over KL coefficients.
 
     PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without.
@@ -458,59 +429,43 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
     labels = {name: variant.label for name, variant in REHEARSALS.items()}
 
     def read(name: str, policy: str) -> dict[str, float]:
-        return {
-            KL: answers(artifacts, policy)[KL],
-            f"{KL}, forget set": answers(artifacts, policy, "forget")[KL],
-            **forgetting(artifacts, policy),
-            **_rehearsed(artifacts, name, policy),
-        }
+        row = {KL: run.answers(policy)[KL]}
+        row[f"{KL}, forget set"] = run.answers(policy, "forget")[KL]
+        return row | run.forgetting(policy) | _rehearsed(run, name, policy)
 
     table, lines = read_by_kl(labels, REHEARSAL_KL_COEFS, read, LOST)
-
-    def less_lost(ours: str, theirs: str) -> dict[str, bool]:
-        pairs = zip(lines[ours][1], lines[theirs][1], strict=True)
-        lead = lead_at_equal_kl(lines[ours], lines[theirs])
-        words = f"{labels[ours]} loses less than {labels[theirs]}"
-        return {
-            f"{words} at every KL coefficient": all(mine < other for mine, other in pairs),
-            f"{words} at equal KL": (lead or 0.0) < 0,
-        }
-
-    return SeedResult(
-        table,
-        checks={
-            "PPO without a KL penalty loses a tenth of the forget set": lines["without"][1][0]
-            > 0.1,
-            **less_lost("policy", "without"),
-            **less_lost("demonstrations", "without"),
-            **less_lost("demonstrations", "random"),
-        },
-        plots=[
-            forgetting_plot(
-                {labels[name]: line for name, line in lines.items()},
-                "A point a KL coefficient. At equal KL: over what two lines share, if that is "
-                f"at least {LEAST_SHARED_KL} nats.",
-            )
-        ],
+    without, policy, shown, at_random = lines
+    checks = {
+        "PPO without a KL penalty loses a tenth of the forget set": lines[without][1][0] > 0.1
+    }
+    for ours, theirs in ((policy, without), (shown, without), (shown, at_random)):
+        lost = zip(lines[ours][1], lines[theirs][1], strict=True)
+        words = f"{ours} loses less than {theirs}"
+        checks[f"{words} at every KL coefficient"] = all(mine < other for mine, other in lost)
+        checks[f"{words} at equal KL"] = is_more_at_equal_kl(lines[theirs], lines[ours])
+    note = (
+        "A point a KL coefficient. At equal KL: over what two lines share, if that is at least "
+        f"{LEAST_SHARED_KL} nats."
     )
+    return SeedResult(table, checks, [forgetting_plot(lines, note)])
 
 
-def _rehearsed(artifacts: Artifacts, name: str, policy: str) -> dict[str, float]:
+def _rehearsed(run: SeedRun, name: str, policy: str) -> dict[str, float]:
     """How many task families of the forget set `rehearsal_<name>` has no example of."""
-    if not artifacts.has(f"rehearsal_{name}"):
+    if not run.has(f"rehearsal_{name}"):
         return {}
-    rows = artifacts.rows(f"eval_{policy}", "responses.jsonl")
-    families = {row["category"] for row in rows if row["set"] == "forget"}
-    shown = {row["category"] for row in artifacts.rows(f"rehearsal_{name}", "rehearsal.jsonl")}
+    families = {row["category"] for row in run.responses(policy, "forget")}
+    shown = {row["category"] for row in run.rows(f"rehearsal_{name}", "rehearsal.jsonl")}
     return {UNSHOWN: float(len(families - shown))}
 
 
 @exhibit(
     "advantage-model",
+    arms="rehearsal_criteria",
     claim="Examples of the highest advantage score keep more than those of other criteria",
     printed="named as other criteria, not tried: entropy, response length",
 )
-def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
+def rehearsal_criteria(run: SeedRun) -> SeedResult:
     """What is lost of the forget set when rehearsed examples are kept by other criteria.
 
     PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
@@ -519,82 +474,66 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
     labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
     table = {
         label: {
-            **forgetting(artifacts, f"{name}_0"),
-            KL: answers(artifacts, f"{name}_0")[KL],
-            **_rehearsed(artifacts, name, f"{name}_0"),
+            **run.forgetting(f"{name}_0"),
+            KL: run.answers(f"{name}_0")[KL],
+            **_rehearsed(run, name, f"{name}_0"),
         }
         for name, label in labels.items()
     }
-    first, *others = (CRITERIA[name].label for name in CRITERIA)
-    return SeedResult(
+    without, highest, *others = table
+    words = "without rehearsal a tenth of the forget set is lost"
+    checks = {words: table[without][LOST] > 0.1} | {
+        f"{highest} loses less than {other}": table[highest][LOST] < table[other][LOST]
+        for other in others
+    }
+    plot = bar_plot(
+        "What is lost of the forget set",
+        "rehearsed examples",
+        "share of the forget set that is worse than SFT's",
         table,
-        checks={
-            "without rehearsal a tenth of the forget set is lost": table[labels["without"]][LOST]
-            > 0.1,
-            **{
-                f"{first} loses less than {other}": table[first][LOST] < table[other][LOST]
-                for other in others
-            },
-        },
-        plots=[
-            bar_plot(
-                "What is lost of the forget set",
-                "rehearsed examples",
-                "share of the forget set that is worse than SFT's",
-                table,
-                {"lost": LOST},
-            )
-        ],
+        {"lost": LOST},
     )
+    return SeedResult(table, checks, [plot])
 
 
 @exhibit(
     "advantage-model",
+    arms="two_behaviour_policies",
+    in_world=True,
     claim="Importance weights make the Advantage Model better calibrated on pairs that several "
     "policies wrote",
 )
-def importance_weights(artifacts: Artifacts) -> SeedResult:
+def importance_weights(run: SeedRun) -> SeedResult:
     """Calibration on pairs of two policies, with importance weights and without.
 
     Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi.
 
     Without weights the ratios are 1 and the scale of scores, (N - K) / N, is the same.
     """
-    table: dict[str, dict[str, float]] = {}
-    by_writer: dict[str, dict[str, float]] = {}
+    table: Rows = {}
+    by_writer: Rows = {}
     for label, role in WEIGHED.items():
-        scored = artifacts.labelled_gaps(role)
+        scored = run.labelled_gaps(role)
         writer = torch.tensor([row["policy"] for row in scored.rows])
         parts = {
             "all pairs": writer >= 0,
             "SFT's pairs": writer == 0,
             "the policy's pairs": writer == 1,
         }
-        errors = {whose: ece(scored.gap[chosen], "width") for whose, chosen in parts.items()}
-        for whose, error in errors.items():
+        table[label] = run.accuracies(role)
+        for whose, chosen in parts.items():
+            error = ece(scored.gap[chosen], "width")
+            table[label][f"{ECE_GIVEN}, {whose}"] = error
             by_writer.setdefault(whose, {})[label] = error
-        table[label] = accuracies(artifacts, role) | {
-            f"{ECE_GIVEN}, {whose}": error for whose, error in errors.items()
-        }
-    summary = artifacts.document("scorer_weighed", "summary.json")
-    ratio = float(summary["mean_absolute_log_ratio"])
-    table[WEIGHTS]["mean log-ratio to SFT, nats a token, absolute"] = ratio
-    ours, without = table[WEIGHTS], table[UNIT_WEIGHTS]
-    return SeedResult(
-        table,
-        checks={
-            "the two policies differ by a tenth of a nat a token": ratio > 0.1,
-            "with weights it is better calibrated": ours[f"{ECE_GIVEN}, all pairs"]
-            < without[f"{ECE_GIVEN}, all pairs"],
-            "with weights it is no less accurate": accuracy_of(ours) >= accuracy_of(without),
-        },
-        plots=[
-            bar_plot(
-                "Calibration on pairs of two policies",
-                "test pairs",
-                ECE_GIVEN,
-                by_writer,
-                list(WEIGHED),
-            )
-        ],
-    )
+    _, without, ours = table.values()
+    ratio = float(run.document("scorer_weighed", "summary.json")["mean_absolute_log_ratio"])
+    ours["mean log-ratio to SFT, nats a token, absolute"] = ratio
+    of_all = by_writer["all pairs"]
+    checks = {
+        "the two policies differ by a tenth of a nat a token": ratio > 0.1,
+        "with weights it is better calibrated": of_all[WEIGHTS] < of_all[UNIT_WEIGHTS],
+        "with weights it is no less accurate": accuracy_of(ours) >= accuracy_of(without),
+    }
+    title = "Calibration on pairs of two policies"
+    plot = bar_plot(title, "test pairs", ECE_GIVEN, by_writer, list(WEIGHED))
+    return SeedResult(table, checks, [plot])

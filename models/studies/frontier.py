@@ -13,15 +13,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, stdev
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+import numpy as np
+
 from trimtab.models.reporting.kit.names import policy_name
-from trimtab.models.studies.constants import swept
-from trimtab.models.studies.measures import KL, NET, outcome
+from trimtab.models.studies.measures import KL, NET, SeedRun
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
+from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of
 from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 
 NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in STRENGTHS}
@@ -42,120 +41,103 @@ def gains_most(results: Sequence[SeedResult]) -> str:
 
 @exhibit(
     "methods",
+    arms="frontier",
     claim="At equal KL DPO gains more than every other method",
     printed="[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers "
     "printed",
     remark=gains_most,
 )
-def frontier(artifacts: Artifacts) -> SeedResult:
+def frontier(run: SeedRun) -> SeedResult:
     """Gold score over SFT's by KL to SFT, each method at several strengths.
 
     A row a setting; whether DPO gains more than each other method at equal KL.
     """
-    start = _answers_by_set(artifacts, "eval_sft")
-    measure = next(key for key in MEASURES if key in start["main"][0])
+    measure = next(key for key in MEASURES if key in run.responses("sft")[0])
     gain = f"{MEASURES[measure]} over SFT"
-    table: dict[str, dict[str, float]] = {}
+
+    def mean(name: str, column: str, place: str = "main") -> float:
+        return fmean(row[column] for row in run.responses(name, place))
+
+    def read(name: str) -> dict[str, float]:
+        row = {gain: mean(name, measure) - mean("sft", measure), KL: mean(name, "kl")}
+        if run.responses("sft", "forget"):
+            lost = mean(name, measure, "forget") - mean("sft", measure, "forget")
+            row[f"{gain}, forget set"] = lost
+        return row | {LENGTH: mean(name, "length")}
+
+    table: Rows = {}
     lines: dict[str, Line] = {START: ([0.0], [0.0])}
     for arm, strength in STRENGTHS.items():
-        rows = []
-        for value, role in swept(artifacts, f"eval_{arm}_").items():
-            sets = _answers_by_set(artifacts, role)
-            gained = {
-                name: _mean(sets[name], measure) - _mean(start[name], measure)
-                for name in ("main", "forget")
-                if name in start
-            }
-            row = {gain: gained["main"], KL: _mean(sets["main"], "kl")}
-            row |= {f"{gain}, forget set": gained["forget"]} if "forget" in gained else {}
-            rows.append(row | {LENGTH: _mean(sets["main"], "length")})
+        rows = {}
+        for value, role in run.swept(f"eval_{arm}_").items():
             recipe = " (recipe)" if role.endswith("_recipe") else ""
-            table[f"{NAMES[arm]}, {strength.words} {value:g}{recipe}"] = rows[-1]
-        lines[NAMES[arm]] = line_of(rows, KL, gain)
-    leads = {name: lead_of(lines[DPO], line) for name, line in _measured(lines).items()}
-    return SeedResult(
-        table,
-        {
-            f"DPO gains more than {name} at equal KL": lead is not None and lead > 0
-            for name, lead in leads.items()
-            if name != DPO
-        },
-        [
-            Plot(
-                "What is gained for the distance from SFT",
-                "KL to SFT (nats per answer), main test prompts",
-                f"mean {gain} ({UNITS[measure]}), main test prompts",
-                lines,
-                kind="paths",
-                note="Higher and further to the left is better. A point a setting, in their order.",
-            )
-        ],
+            label = f"{NAMES[arm]}, {strength.words} {value:g}{recipe}"
+            rows[label] = read(role.removeprefix("eval_"))
+        table |= rows
+        lines[NAMES[arm]] = line_of(rows.values(), KL, gain)
+    checks = {}
+    for name, line in _measured(lines).items():
+        lead = lead_of(lines[DPO], line)
+        if name != DPO:
+            checks[f"DPO gains more than {name} at equal KL"] = lead is not None and lead > 0
+    plot = Plot(
+        "What is gained for the distance from SFT",
+        "KL to SFT (nats per answer), main test prompts",
+        f"mean {gain} ({UNITS[measure]}), main test prompts",
+        lines,
+        kind="paths",
+        note="Higher and further to the left is better. A point a setting, in their order.",
     )
+    return SeedResult(table, checks, [plot])
 
 
 @exhibit(
     "methods",
+    arms="temperatures",
     claim="DPO's best temperature is no worse than PPO's or best of n's, and DPO suffers less from "
     "other temperatures than PPO",
     printed="[DPO] figure 2, on summaries: DPO 61 % at temperature 0, PPO 57 % at best",
 )
-def temperature(artifacts: Artifacts) -> SeedResult:
+def temperature(run: SeedRun) -> SeedResult:
     """Wins against SFT by the temperature at which a policy answers.
 
     A row a policy and temperature, against SFT's answers at the recipe's temperature.
 
     A policy's fall with temperature is that of its lead over SFT's answers at the same one.
     """
-    names = {arm: policy_name(arm) for arm in ("sft", "ppo_max_am", "dpo", "best_of_n")}
-    found = {
-        arm: {t: outcome(artifacts, f"judge_{arm}_{t:g}") for t in TEMPERATURES} for arm in names
+    table: Rows = {}
+    nets: dict[str, list[float]] = {}
+    for arm in ("sft", "ppo_max_am", "dpo", "best_of_n"):
+        judged = {t: run.outcome(f"judge_{arm}_{t:g}") for t in TEMPERATURES}
+        nets[arm] = [row[NET] for row in judged.values()]
+        table |= {f"{policy_name(arm)}, temperature {t:g}": row for t, row in judged.items()}
+    best = {arm: max(values) for arm, values in nets.items()}
+
+    def fallen(arm: str) -> float:
+        """What is lost from the best temperature to the highest, beyond what SFT's answers lose."""
+        over = [ours - sft for ours, sft in zip(nets[arm], nets["sft"], strict=True)]
+        return max(over) - over[-1]
+
+    checks = {
+        "at its best temperature DPO wins as much as PPO at its own": best["dpo"]
+        >= best["ppo_max_am"],
+        "and as best of n at its own": best["dpo"] >= best["best_of_n"],
+        "at its best temperature DPO wins more than it loses": best["dpo"] > 0,
+        "from its best temperature to the highest DPO falls by less than PPO": fallen("dpo")
+        < fallen("ppo_max_am"),
     }
-    nets = {arm: [judged[NET] for judged in by_t.values()] for arm, by_t in found.items()}
-    # What is lost from its best temperature to the highest, beyond what SFT's own answers lose.
-    fallen = {
-        arm: max(over := [a - b for a, b in zip(values, nets["sft"], strict=True)]) - over[-1]
-        for arm, values in nets.items()
-    }
-    return SeedResult(
-        {
-            f"{names[arm]}, temperature {t:g}": judged
-            for arm, by_t in found.items()
-            for t, judged in by_t.items()
-        },
-        {
-            "at its best temperature DPO wins as much as PPO at its own": max(nets["dpo"])
-            >= max(nets["ppo_max_am"]),
-            "and as best of n at its own": max(nets["dpo"]) >= max(nets["best_of_n"]),
-            "at its best temperature DPO wins more than it loses": max(nets["dpo"]) > 0,
-            "from its best temperature to the highest DPO falls by less than PPO": fallen["dpo"]
-            < fallen["ppo_max_am"],
-        },
-        [
-            Plot(
-                "Wins by temperature",
-                "sampling temperature",
-                "wins minus losses against SFT\n(share of the main prompts)",
-                {names[arm]: ([*TEMPERATURES], values) for arm, values in nets.items()},
-            )
-        ],
+    plot = Plot(
+        "Wins by temperature",
+        "sampling temperature",
+        "wins minus losses against SFT\n(share of the main prompts)",
+        {policy_name(arm): ([*TEMPERATURES], values) for arm, values in nets.items()},
     )
+    return SeedResult(table, checks, [plot])
 
 
 def _measured(lines: Mapping[str, Line]) -> dict[str, Line]:
     """The methods whose KL is measured, and no bound."""
     return {name: line for name, line in lines.items() if name not in (START, BOUND)}
-
-
-def _answers_by_set(artifacts: Artifacts, role: str) -> dict[str, list[Row]]:
-    """The answers of an evaluation by set of prompts."""
-    found: dict[str, list[Row]] = {}
-    for row in artifacts.rows(role, "responses.jsonl"):
-        found.setdefault(row["set"], []).append(row)
-    return found
-
-
-def _mean(rows: Sequence[Row], measure: str) -> float:
-    return fmean(row[measure] for row in rows)
 
 
 def shared_kl(ours: Line, theirs: Line) -> tuple[float, float] | None:
@@ -174,11 +156,7 @@ def lead_of(ours: Line, theirs: Line) -> float | None:
         return None
     grid = sorted({*span, *(kl for kl in (*ours[0], *theirs[0]) if span[0] < kl < span[1])})
     leads = [_height(ours, kl) - _height(theirs, kl) for kl in grid]
-    areas = [
-        (end - begin) * (first + last) / 2
-        for (begin, end), (first, last) in zip(pairwise(grid), pairwise(leads), strict=True)
-    ]
-    return sum(areas) / (span[1] - span[0])
+    return float(np.trapezoid(leads, grid)) / (span[1] - span[0])
 
 
 def _height(line: Line, kl: float) -> float:
@@ -189,11 +167,11 @@ def _height(line: Line, kl: float) -> float:
     return first + (last - first) * (kl - begin) / (end - begin) if end > begin else first
 
 
-def lead_at_equal_kl(ours: Line, theirs: Line) -> float | None:
-    """`lead_of`; None where the lines share less than LEAST_SHARED_KL, too little to say."""
-    span = shared_kl(ours, theirs)
-    is_enough = span is not None and span[1] - span[0] >= LEAST_SHARED_KL
-    return lead_of(ours, theirs) if is_enough else None
+def is_more_at_equal_kl(ours: Line, theirs: Line) -> bool:
+    """Whether the one line gains more; False where the lines share less than LEAST_SHARED_KL, too
+    little to say."""
+    span, lead = shared_kl(ours, theirs), lead_of(ours, theirs)
+    return span is not None and span[1] - span[0] >= LEAST_SHARED_KL and (lead or 0.0) > 0
 
 
 @dataclass(frozen=True)

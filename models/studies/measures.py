@@ -8,17 +8,18 @@ exists, else by held-out reward models. A comparison's role is `judge_<policy>` 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.run.curves import Curve, training_curve
-from trimtab.models.studies.results import Line, Plot, Table, bar_plot, line_of, titled
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.run.policies import Curve, training_curve
+from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, line_of, titled
 from trimtab.models.studies.variants import Variant
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
@@ -31,23 +32,87 @@ MONITORS = {
     "response_length": "length of the answers (tokens)",
 }
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
+ValueT = TypeVar("ValueT")
 
 
-def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
-    """Accuracy of a scorer on the test pairs, by whose labels."""
-    shares = {GIVEN: share_right(artifacts.labelled_gaps(role).gap)}
-    if artifacts.truth:
-        shares = {RIGHT: share_right(artifacts.clean_gaps(role).gap)} | shares
-    return shares
+class SeedRun(Artifacts):
+    """What one seed's run of an exhibit's arms has left, and what exhibits measure of it."""
+
+    def accuracies(self, role: str) -> dict[str, float]:
+        """Accuracy of a scorer on the test pairs, by whose labels."""
+        shares = {GIVEN: share_right(self.labelled_gaps(role).gap)}
+        if self.truth:
+            shares = {RIGHT: share_right(self.clean_gaps(role).gap)} | shares
+        return shares
+
+    def validation_gap(self, role: str) -> Tensor:
+        """A scorer's gaps (N,) float64 on the validation pairs, by the given labels."""
+        rows = self.scores(role, "validation").values()
+        gaps = [row["chosen_score"] - row["rejected_score"] for row in rows]
+        return torch.tensor(gaps, dtype=torch.float64)
+
+    def outcome(self, role: str, eval_set: str = "main") -> dict[str, float]:
+        """Shares of wins, ties and losses on a set of prompts, and wins minus losses."""
+        document = self.document(role, "judgement.json")
+        verdict = document.get(f"{eval_set}_gold") or document.get(f"{eval_set}_judge_score")
+        if verdict is None:
+            raise ReportInputError(f"{role} judged no prompts of the set {eval_set!r}")
+        return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
+
+    def validated(self, role: str) -> float:
+        """Wins minus losses on the validation prompts, by annotators or held-out reward models."""
+        document = self.document(role, "judgement.json")
+        verdict = document.get("validation_annotators") or document.get("validation_judge_score")
+        if verdict is None:
+            raise ReportInputError(f"{role} judged no validation prompts")
+        return float(verdict[NET])
+
+    def responses(self, name: str, eval_set: str = "main") -> list[Row]:
+        """A policy's answers to a set of prompts."""
+        rows = self.rows(f"eval_{name}", "responses.jsonl")
+        return [row for row in rows if row["set"] == eval_set]
+
+    def answers(self, name: str, eval_set: str = "main") -> dict[str, float]:
+        """Means over a policy's answers to a set: gold (where known), KL and length."""
+        rows = self.responses(name, eval_set)
+        measures = {"gold": "gold", "kl": KL, "length": "length, tokens"}
+        known = {label: key for key, label in measures.items() if rows and key in rows[0]}
+        return {label: fmean(row[key] for row in rows) for label, key in known.items()}
+
+    def policy(self, name: str) -> dict[str, float]:
+        """A policy's answers to the main prompts, and how these do against SFT's."""
+        return self.answers(name) | self.outcome(f"judge_{name}")
+
+    def forgetting(self, name: str) -> dict[str, float]:
+        """What a policy loses of the forget set against SFT, and wins less losses on both sets."""
+        forget = self.outcome(f"judge_{name}", "forget")
+        main = self.outcome(f"judge_{name}")
+        return {LOST: forget[LOSE], "forget, net": forget[NET], "main, net": main[NET]}
+
+    def curve(self, name: str) -> Curve:
+        """A policy's training curve; ReportInputError where it has none."""
+        rows = self.rows(f"eval_{name}", "responses.jsonl")
+        curve = training_curve(self, f"policy_{name}", bool(rows) and "gold" in rows[0])
+        if curve is None:
+            raise ReportInputError(f"policy_{name} has no training curve; found {self.inputs}")
+        return curve
+
+    def curves(self, variants: Mapping[str, Variant], prefix: str = "") -> dict[str, Curve]:
+        """Training curves by label of the policies named `<prefix><variant>`."""
+        return read_variants(variants, lambda name: self.curve(prefix + name))
+
+    def swept(self, prefix: str) -> dict[float, str]:
+        """The roles of a prefix by the value behind it, in order of the values."""
+        roles = [role for role in self.inputs if role.startswith(prefix)]
+        values = {float(role.removeprefix(prefix).removesuffix("_recipe")): role for role in roles}
+        return {value: values[value] for value in sorted(values)}
 
 
-def accuracy_table(
-    artifacts: Artifacts, variants: Mapping[str, Variant]
-) -> dict[str, dict[str, float]]:
-    """`accuracies` of the scorers `scorer_<variant>`, by label."""
-    return {
-        variant.label: accuracies(artifacts, f"scorer_{name}") for name, variant in variants.items()
-    }
+def read_variants(
+    variants: Mapping[str, Variant], read: Callable[[str], ValueT]
+) -> dict[str, ValueT]:
+    """What is read of each variant's name, by its label."""
+    return {variant.label: read(name) for name, variant in variants.items()}
 
 
 def accuracy_of(row: Mapping[str, float]) -> float:
@@ -60,56 +125,25 @@ def share_right(gap: Tensor) -> float:
     return float((gap > 0).double().mean())
 
 
-def validation_gap(artifacts: Artifacts, role: str) -> Tensor:
-    """A scorer's gaps (N,) float64 on the validation pairs, by the given labels."""
-    rows = artifacts.scores(role, "validation").values()
-    gaps = [row["chosen_score"] - row["rejected_score"] for row in rows]
-    return torch.tensor(gaps, dtype=torch.float64)
-
-
-def outcome(artifacts: Artifacts, role: str, eval_set: str = "main") -> dict[str, float]:
-    """Shares of wins, ties and losses on a set of prompts, and wins minus losses."""
-    document = artifacts.document(role, "judgement.json")
-    verdict = document.get(f"{eval_set}_gold") or document.get(f"{eval_set}_judge_score")
-    if verdict is None:
-        raise ReportInputError(f"{role} judged no prompts of the set {eval_set!r}")
-    return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
-
-
-def answers(artifacts: Artifacts, name: str, eval_set: str = "main") -> dict[str, float]:
-    """Means over a policy's answers to a set of prompts: gold (where known), KL and length."""
-    rows = [r for r in artifacts.rows(f"eval_{name}", "responses.jsonl") if r["set"] == eval_set]
-    measures = {"gold": "gold", "kl": KL, "length": "length, tokens"}
-    known = {label: key for key, label in measures.items() if rows and key in rows[0]}
-    return {label: fmean(row[key] for row in rows) for label, key in known.items()}
-
-
-def forgetting(artifacts: Artifacts, name: str) -> dict[str, float]:
-    """What a policy loses of the forget set against SFT, and wins less losses on both sets."""
-    forget = outcome(artifacts, f"judge_{name}", "forget")
-    main = outcome(artifacts, f"judge_{name}")
-    return {LOST: forget[LOSE], "forget, net": forget[NET], "main, net": main[NET]}
-
-
 def read_by_kl(
     labels: Mapping[str, str],
     coefs: Sequence[float],
     read: Callable[[str, str], dict[str, float]],
     gain: str,
-) -> tuple[dict[str, dict[str, float]], dict[str, Line]]:
-    """A row for each kind of policy, by its label, at each KL coefficient; and by kind the line of
-    the column `gain` by KL.
+) -> tuple[Rows, dict[str, Line]]:
+    """A row for each kind of policy at each KL coefficient, and the line of the column `gain` by
+    KL; both by the kind's label.
 
     read: the row of a kind, and of its policy `<kind>_<coefficient>`.
     """
-    table: dict[str, dict[str, float]] = {}
+    table: Rows = {}
     lines = {}
     for kind, label in labels.items():
         rows = {
             f"{label}, KL coefficient {coef:g}": read(kind, f"{kind}_{coef:g}") for coef in coefs
         }
         table |= rows
-        lines[kind] = line_of(rows.values(), KL, gain)
+        lines[label] = line_of(rows.values(), KL, gain)
     return table, lines
 
 
@@ -125,36 +159,28 @@ def forgetting_plot(lines: Mapping[str, Line], note: str) -> Plot:
     )
 
 
-def curve_of(artifacts: Artifacts, name: str) -> Curve:
-    """A policy's training curve; ReportInputError where it has none."""
-    rows = artifacts.rows(f"eval_{name}", "responses.jsonl")
-    curve = training_curve(artifacts, f"policy_{name}", bool(rows) and "gold" in rows[0])
-    if curve is None:
-        raise ReportInputError(f"policy_{name} has no training curve; found {artifacts.inputs}")
-    return curve
-
-
-def curves_of(
-    artifacts: Artifacts, variants: Mapping[str, Variant], prefix: str = ""
-) -> dict[str, Curve]:
-    """Training curves by label of the policies named `<prefix><variant>`."""
-    return {each.label: curve_of(artifacts, prefix + name) for name, each in variants.items()}
-
-
 def gained(curve: Curve) -> list[float]:
     """The score by step, less that of the first tenth, in units of its spread there."""
-    start = fmean(curve.score[: max(1, len(curve.score) // 10)])
-    return [(value - start) / (curve.score_std or 1.0) for value in curve.score]
+    start, unit = first(curve.score), curve.score_std or 1.0
+    return [(value - start) / unit for value in curve.score]
+
+
+def first(values: Sequence[float]) -> float:
+    """The mean of the first tenth of the steps."""
+    return fmean(values[: max(1, len(values) // 10)])
+
+
+def last(values: Sequence[float]) -> float:
+    """The mean of the last tenth of the steps."""
+    return fmean(values[-max(1, len(values) // 10) :])
 
 
 def percent_in_bins(values: Sequence[float], edges: Sequence[float]) -> Line:
     """The middles of bins, and the percentage of values in each; those beyond the ends are in the
     outermost bins."""
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        counts[min(max(bisect_right(edges, value) - 1, 0), len(counts) - 1)] += 1
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
-    return middles, [100 * count / len(values) for count in counts]
+    return middles, [100 * count / len(values) for count in counts.tolist()]
 
 
 def unevenness(values: Sequence[float]) -> float:
@@ -170,12 +196,7 @@ def unevenness(values: Sequence[float]) -> float:
     return pstdev(residuals) / width if width else 0.0
 
 
-def last(values: Sequence[float]) -> float:
-    """The mean of the last tenth of the steps."""
-    return fmean(values[-max(1, len(values) // 10) :])
-
-
-def curves_table(curves: Mapping[str, Curve]) -> dict[str, dict[str, float]]:
+def curves_table(curves: Mapping[str, Curve]) -> Rows:
     """What each run came to: means over the last tenth of its steps."""
     table = {}
     for name, curve in curves.items():
@@ -189,26 +210,22 @@ def curves_table(curves: Mapping[str, Curve]) -> dict[str, dict[str, float]]:
         }
         if curve.gold:
             table[name]["gold"] = last(curve.gold)
-            table[name]["gold at the start"] = fmean(curve.gold[: max(1, len(curve.gold) // 10)])
+            table[name]["gold at the start"] = first(curve.gold)
     return table
 
 
 def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Plot]:
     """A plot a monitor, a curve a policy."""
-    return [
-        Plot(
-            titled(words.split("\n")[0].split(" (")[0]),
-            "PPO step",
-            words,
-            {name: _values_by_step(curve, monitor) for name, curve in curves.items()},
-        )
-        for monitor, words in MONITORS.items()
-        if monitor in monitors
-        and all(_values_by_step(curve, monitor)[1] for curve in curves.values())
-    ]
+    plots = []
+    for monitor, words in MONITORS.items():
+        lines = {name: _line_of_monitor(curve, monitor) for name, curve in curves.items()}
+        if monitor in monitors and all(values for _, values in lines.values()):
+            title = titled(words.split("\n")[0].split(" (")[0])
+            plots.append(Plot(title, "PPO step", words, lines))
+    return plots
 
 
-def _values_by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
+def _line_of_monitor(curve: Curve, monitor: str) -> Line:
     values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
     return [float(step) for step in curve.steps[: len(values)]], list(values)
 

@@ -4,24 +4,25 @@
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 [RLAIF] RLAIF vs. RLHF, arXiv 2309.00267. [DPO] Direct Preference Optimization, arXiv 2305.18290.
 
-The decorated function, or a swept constant's row in CONSTANTS, is the one place that declares an
-exhibit. The stage `study` imports the functions and takes them from READERS. Flows need every name
-and claim beforehand, for Prefect's form and the command line, and load no torch, which all these
-modules do (`reporting.kit.artifacts` holds tensors). EXHIBITS are therefore read from the source of
-the functions, as the code's version is read from its import statements: a declaration in a module
-without torch would be a second list beside the functions, to be kept in step by hand.
+The decorator, or a swept constant's row in CONSTANTS, is the one place that declares an exhibit; it
+names the function of `flows/studies` that submits what the exhibit is read from. The stage `study`
+imports the functions and takes them from READERS. Flows need every declaration, for Prefect's form,
+the command line and the arms, and load no torch, which all these modules do
+(`reporting.kit.artifacts` holds tensors). EXHIBITS are therefore read from the source of the
+functions, as the code's version is read from its import statements.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
+from trimtab.models.studies import variants
 from trimtab.models.studies.results import SeedResult
 from trimtab.models.studies.variants import CONSTANTS
 
@@ -40,13 +41,21 @@ ReadT = TypeVar("ReadT", bound=Callable[..., SeedResult])
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table, figure or swept constant: what it shows, the claim, and the paper's numbers."""
+    """A table, figure or swept constant: what it shows, the claim, and the paper's numbers.
+
+    arms: the function of `flows/studies` that submits what it is read from. varied: what that
+    function is handed, such as variants; None: nothing. in_world: whether the arms need the
+    synthetic world.
+    """
 
     paper: str
     name: str
     shows: str
     claim: str
     printed: str = "no numbers printed"
+    arms: str = field(default="", compare=False)
+    varied: Any = field(default=None, compare=False)
+    in_world: bool = field(default=False, compare=False)
 
     @property
     def slug(self) -> str:
@@ -57,6 +66,12 @@ class Exhibit:
     def title(self) -> str:
         """Its name as a reader knows it, as in `Figure 3`."""
         return self.name.replace("-", " ").capitalize()
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What a scorecard says of it."""
+        names = ("paper", "name", "shows", "claim", "printed")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,13 @@ class Reader:
 READERS: dict[str, Reader] = {}
 
 
-def exhibit(paper: str, *, remark: Remark | None = None, **_said: str) -> Callable[[ReadT], ReadT]:
+def exhibit(
+    paper: str, *, remark: Remark | None = None, **_declared: object
+) -> Callable[[ReadT], ReadT]:
     """Declare that the decorated function reads an exhibit of a paper.
 
     The exhibit is called as the function is, and shows what the first paragraph of the docstring
-    says. The other arguments, all of them literals, are `claim` and, unless it is no number,
-    `printed` of `Exhibit`.
+    says. The other arguments are those of `Exhibit`, literals or names of `variants.py`.
     """
 
     def register(read: ReadT) -> ReadT:
@@ -90,23 +106,23 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _declared(source: str) -> Iterator[Exhibit]:
+def _declarations(source: str) -> Iterator[Exhibit]:
     """The exhibits that a module's functions read, in order."""
     functions = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
     for function, call in ((each, call) for each in functions for call in each.decorator_list):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == exhibit.__name__:
             shows, *_ = (ast.get_docstring(function) or "").split("\n\n")
-            said = {
-                str(each.arg): ast.literal_eval(each.value)
-                for each in call.keywords
-                if each.arg != "remark"
-            }
-            yield Exhibit(
-                ast.literal_eval(call.args[0]),
-                _dashed(function.name),
-                shows.replace("\n", " ").removesuffix("."),
-                **said,
-            )
+            given = {str(each.arg): _value(each.value) for each in call.keywords}
+            given.pop("remark", None)
+            name, shows = _dashed(function.name), shows.replace("\n", " ").removesuffix(".")
+            yield Exhibit(ast.literal_eval(call.args[0]), name, shows, **given)
+
+
+def _value(written: ast.expr) -> Any:
+    """A literal, or what `variants.py` has of that name; None for another module's."""
+    if isinstance(written, ast.Name):
+        return getattr(variants, written.id, None)
+    return ast.literal_eval(written)
 
 
 AS_GOOD_AS_ANY = "The recipe's value is as good as any, on validation data"
@@ -114,10 +130,12 @@ _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 EXHIBITS = tuple(
     sorted(
         [
-            *(each for path in _SOURCES for each in _declared(path.read_text(encoding="utf-8"))),
+            *(each for path in _SOURCES for each in _declarations(path.read_text("utf-8"))),
             *(
-                Exhibit("constants", name, constant.words, AS_GOOD_AS_ANY, "not published")
-                for name, constant in CONSTANTS.items()
+                Exhibit(
+                    "constants", name, swept.words, AS_GOOD_AS_ANY, "not published", "sweep", name
+                )
+                for name, swept in CONSTANTS.items()
             ),
         ],
         key=lambda each: list(TITLES).index(each.paper),

@@ -16,6 +16,8 @@ NO_WIDTH = 1e-12
 PRECISION = "half-width of a difference of two rows"
 
 
+# By row and column; one that is read only.
+Rows = dict[str, dict[str, float]]
 Table = Mapping[str, Mapping[str, float]]
 # By position along x what is measured there: KL, nats, and what is gained, a point a setting.
 Line = tuple[list[float], list[float]]
@@ -42,12 +44,19 @@ def bar_plot(
     title: str, x: str, y: str, table: Table, columns: Mapping[str, str] | Sequence[str]
 ) -> Plot:
     """A group of bars a row of a table, in it a bar of each column; by their names in the plot."""
-    names = columns if isinstance(columns, Mapping) else {column: column for column in columns}
-    positions = [float(index) for index in range(len(table))]
-    bars = {
-        name: (positions, [row[column] for row in table.values()]) for name, column in names.items()
-    }
+    bars = column_lines(map(float, range(len(table))), table.values(), columns)
     return Plot(title, x, y, bars, kind="bars", ticks=tuple(table))
+
+
+def column_lines(
+    at: Iterable[float],
+    rows: Iterable[Mapping[str, float]],
+    columns: Mapping[str, str] | Sequence[str],
+) -> dict[str, Line]:
+    """A line a column of rows, by its name in the plot; a row a position."""
+    names = columns if isinstance(columns, Mapping) else {column: column for column in columns}
+    positions, rows = list(at), list(rows)
+    return {name: (positions, [row[column] for row in rows]) for name, column in names.items()}
 
 
 def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
@@ -64,7 +73,7 @@ class SeedResult:
     this run shows it. plots: each of the same title in every seed.
     """
 
-    table: dict[str, dict[str, float]]
+    table: Rows
     checks: dict[str, bool]
     plots: list[Plot] = field(default_factory=list)
 

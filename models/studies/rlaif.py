@@ -7,75 +7,88 @@ ratings.
 
 from __future__ import annotations
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.run.ai_labeler import ai_labeler
-from trimtab.models.studies.measures import NET, WIN, answers, outcome, outcome_plot
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.reporting.run.labels import ai_labeler
+from trimtab.models.studies.measures import NET, WIN, SeedRun, outcome_plot
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, SeedResult, titled
+from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of, titled
 from trimtab.models.studies.variants import AS_GOOD
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
 WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate"
+FEEDBACK = {
+    "people": "people's labels",
+    "people_smoothed": "people's labels, smoothed",
+    f"distilled_{AS_GOOD:g}": "distilled",
+    f"direct_{AS_GOOD:g}": "direct",
+}
+VERSUS = {
+    "distilled_versus_people": "distilled against people's labels, smoothed",
+    "direct_versus_people": "direct against people's labels, smoothed",
+    "direct_versus_distilled": "direct against distilled",
+}
 
 
 @exhibit(
     "rlaif",
+    arms="judges",
     claim="The better a judge agrees with the truth, the better the policy, and one that is "
     "right four times in five beats SFT",
     printed="no such curve; distilled, 71 % wins against SFT on summaries and 63 % in helpful "
     "dialogue",
 )
-def alignment(artifacts: Artifacts) -> SeedResult:
+def alignment(run: SeedRun) -> SeedResult:
     """Wins against SFT by the judge's alignment, distilled and direct.
 
     A row a judge and way of using it, and one of people's labels.
     """
-    accuracies = sorted(
-        float(role.removeprefix("judged_"))
-        for role in artifacts.inputs
-        if role.startswith("judged_")
-    )
-    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in accuracies}
-    found = {
-        kind: {
-            a: {
-                ALIGNMENT: judges[a][ALIGNMENT],
-                **_results(artifacts, f"{kind}_{a:g}"),
-                LABELS: judges[a][LABELS],
+    judges = {right: _aligned(run, role) for right, role in run.swept("judged_").items()}
+    table: Rows = {}
+    checks: dict[str, bool] = {}
+    lines: dict[str, dict[str, Line]] = {WINS: {}, MARGIN: {}}
+    for kind in KINDS:
+        rows = {
+            right: {
+                ALIGNMENT: judge[ALIGNMENT],
+                **_results(run, f"{kind}_{right:g}"),
+                LABELS: judge[LABELS],
             }
-            for a in accuracies
+            for right, judge in judges.items()
         }
-        for kind in KINDS
-    }
-    table = {
-        f"{kind}, right in {accuracy:g}": row
-        for kind, rows in found.items()
-        for accuracy, row in rows.items()
-    }
-    checks = {}
-    for kind, rows in found.items():
-        worst, best = rows[accuracies[0]], rows[accuracies[-1]]
-        checks[f"{kind}: the policy of the best judge wins more often than the worst's"] = (
-            best[WINS] > worst[WINS]
+        table |= {f"{kind}, right in {right:g}": row for right, row in rows.items()}
+        worst, *_, best = rows.values()
+        checks |= {
+            f"{kind}: the policy of the best judge wins more often than the worst's": best[WINS]
+            > worst[WINS],
+            f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses": rows[AS_GOOD][
+                MARGIN
+            ]
+            > 0,
+        }
+        for column, by_kind in lines.items():
+            by_kind[kind] = line_of(rows.values(), ALIGNMENT, column)
+    plots = [
+        Plot(
+            f"{titled(column)} by alignment",
+            "AI labeler alignment with the truth (share of pairs)",
+            f"{column}, by gold\n(share of the main prompts)",
+            by_kind,
+            note="Alignment is that of the first seed.",
         )
-        checks[f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses"] = (
-            rows[AS_GOOD][MARGIN] > 0
-        )
-    return SeedResult(
-        table | {"people's labels": _results(artifacts, "people")},
-        checks,
-        plots=[_plot_by_alignment(found, column) for column in (WINS, MARGIN)],
-    )
+        for column, by_kind in lines.items()
+    ]
+    return SeedResult(table | {"people's labels": _results(run, "people")}, checks, plots)
 
 
 @exhibit(
     "rlaif",
+    arms="feedback",
     claim="AI feedback whose errors are independent is as good as people's, and direct better than "
     "distilled",
     printed="RLAIF against RLHF 50 % (summaries), 52 % (helpful); direct against distilled 60 %",
 )
-def feedback(artifacts: Artifacts) -> SeedResult:
+def feedback(run: SeedRun) -> SeedResult:
     """People's labels, and a judge as often right on clear pairs: distilled and direct, by
     head-to-head wins.
 
@@ -85,64 +98,30 @@ def feedback(artifacts: Artifacts) -> SeedResult:
     judge has no fault that a policy could learn to use. A judge's labels are soft; people's are
     smoothed as far for the comparison.
     """
-    names = {
-        "people": "people's labels",
-        "people_smoothed": "people's labels, smoothed",
-        f"distilled_{AS_GOOD}": "distilled",
-        f"direct_{AS_GOOD}": "direct",
+    table = {label: _results(run, name) for name, label in FEEDBACK.items()}
+    for kind in KINDS:
+        table[kind] |= _aligned(run, f"judged_{AS_GOOD:g}")
+    won = {label: run.outcome(role) for role, label in VERSUS.items()}
+    table |= {label: {MARGIN: row[NET], "wins": row[WIN]} for label, row in won.items()}
+    distilled, direct, each_other = (row[NET] for row in won.values())
+    checks = {
+        "distilled is at most five points behind people's labels": distilled >= -0.05,
+        "direct is at most five points behind people's labels": direct >= -0.05,
+        "direct wins more often than it loses against distilled": each_other > 0,
     }
-    table = {label: _results(artifacts, name) for name, label in names.items()}
-    for label in ("distilled", "direct"):
-        table[label] |= _aligned(artifacts, f"{AS_GOOD}")
-    versus = {
-        "distilled against people's labels, smoothed": "distilled_versus_people",
-        "direct against people's labels, smoothed": "direct_versus_people",
-        "direct against distilled": "direct_versus_distilled",
-    }
-    won = {words: outcome(artifacts, role) for words, role in versus.items()}
-    table |= {words: {MARGIN: judged[NET], "wins": judged[WIN]} for words, judged in won.items()}
-    nets = [judged[NET] for judged in won.values()]
-    return SeedResult(
-        table,
-        checks={
-            "distilled is at most five points behind people's labels": nets[0] >= -0.05,
-            "direct is at most five points behind people's labels": nets[1] >= -0.05,
-            "direct wins more often than it loses against distilled": nets[2] > 0,
-        },
-        plots=[outcome_plot("Kinds of feedback against each other", won, "each other")],
-    )
+    plot = outcome_plot("Kinds of feedback against each other", won, "each other")
+    return SeedResult(table, checks, [plot])
 
 
-def _aligned(artifacts: Artifacts, name: str) -> dict[str, float]:
-    labeler = ai_labeler(artifacts, f"judged_{name}")
+def _aligned(run: SeedRun, role: str) -> dict[str, float]:
+    labeler = ai_labeler(run, role)
     if labeler is None or labeler.truth_alignment is None:
-        raise ReportInputError(f"judged_{name} holds no verdicts on pairs whose truth is known")
+        raise ReportInputError(f"{role} holds no verdicts on pairs whose truth is known")
     return {ALIGNMENT: labeler.truth_alignment.value, LABELS: labeler.alignment.value}
 
 
-def _results(artifacts: Artifacts, name: str) -> dict[str, float]:
+def _results(run: SeedRun, name: str) -> dict[str, float]:
     """How a policy does on the main prompts, by gold."""
-    judged, measured = outcome(artifacts, f"judge_{name}"), answers(artifacts, name)
-    summary = artifacts.document(f"eval_{name}", "summary.json")
-    return {
-        MARGIN: judged[NET],
-        WINS: judged[WIN],
-        HARMLESS: float(summary["main_harmless"]),
-        **measured,
-    }
-
-
-def _plot_by_alignment(found: dict[str, dict[float, dict[str, float]]], column: str) -> Plot:
-    return Plot(
-        f"{titled(column)} by alignment",
-        "AI labeler alignment with the truth (share of pairs)",
-        f"{column}, by gold\n(share of the main prompts)",
-        {
-            kind: (
-                [row[ALIGNMENT] for row in rows.values()],
-                [row[column] for row in rows.values()],
-            )
-            for kind, rows in found.items()
-        },
-        note="Alignment is that of the first seed.",
-    )
+    judged, summary = run.outcome(f"judge_{name}"), run.document(f"eval_{name}", "summary.json")
+    row = {MARGIN: judged[NET], WINS: judged[WIN], HARMLESS: float(summary["main_harmless"])}
+    return row | run.answers(name)

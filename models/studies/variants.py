@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ SCORES = {
         "the same, clipped at .12", {"normalise_advantages": True, "advantage_clip": 0.12}
     ),
 }
+VANILLA = {"vanilla": SCORES["vanilla"]}
 CONSTRAINTS = {
     "vanilla": Variant("no constraint"),
     "kl_05": Variant("KL penalty .05", {"kl_coef": 0.05}),
@@ -130,6 +131,7 @@ ROUND_ARMS = {
 }
 # [RM figure 17] Changes of PPOConfig: the KL, nats an answer, is not in the paper.
 DYNAMIC_KL = {"kl_target": 1.0, "kl_horizon": 100}
+DROPOUT = 0.05  # [RM] Of contrastive reward models.
 # [RM] The fields of ContrastiveConfig, with the constants of the paper.
 _SWAV = {"kind": "swav", "temperature": 0.1}
 CONTRASTIVE = {
@@ -195,10 +197,18 @@ DENOISED_AT_KL = {
 
 @dataclass(frozen=True)
 class Constant:
-    """What is swept, in words, and its values beside the recipe's own."""
+    """A setting of a run that is swept: what it is, and its values beside the recipe's own.
+
+    setting: its dotted path. trains: what is compared. changes: what else differs from the recipe.
+    """
 
     words: str
     values: tuple[float, ...]
+    setting: str
+    trains: Literal[
+        "reward model", "reward model, labels as given", "Advantage Model", "MetaRM", "policy"
+    ] = "policy"
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Constants that no paper publishes, by the exhibit's name.
@@ -206,28 +216,62 @@ CONSTANTS = {
     "smoothing": Constant(
         "alpha of label smoothing, on the recipe's treatment of labels",
         (0.0, 0.05, 0.1, 0.2, 0.3, 0.4),
+        "relabel.smoothing",
+        "reward model",
     ),
     "margin-clip": Constant(
-        "The largest adaptive margin, at a margin of the strength itself", (0.25, 0.5, 1.0, 2.0)
+        "The largest adaptive margin, at a margin of the strength itself",
+        (0.25, 0.5, 1.0, 2.0),
+        "relabel.margin_clip",
+        "reward model",
+        {"relabel": {"margin_scale": 1.0}},
     ),
-    "temperature": Constant("tau of SimCSE on pairs", (0.02, 0.05, 0.1, 0.5)),
-    # Of 1 nothing is left to learn where SFT wrote all.
-    "num-policies": Constant("N of the Advantage Model's equation 8", (2.0, 4.0, 8.0, 16.0)),
+    "temperature": Constant(
+        "tau of SimCSE on pairs",
+        (0.02, 0.05, 0.1, 0.5),
+        "reward_model.contrastive.temperature",
+        "reward model, labels as given",
+        {
+            "reward_model": {
+                "train": {"dropout": DROPOUT},
+                "contrastive": {"kind": "simcse", "on": "pairs"},
+            }
+        },
+    ),
+    # Where SFT wrote all comparisons the ratios are 1, and of N = 1 nothing is left to learn.
+    "num-policies": Constant(
+        "N of the Advantage Model's equation 8",
+        (2.0, 4.0, 8.0, 16.0),
+        "advantage_model.num_policies",
+        "Advantage Model",
+    ),
     "num-clusters": Constant(
-        "c, the clusters of selective rehearsal, as many examples in all", (5, 10, 20, 40)
+        "c, the clusters of selective rehearsal, as many examples in all",
+        (5, 10, 20, 40),
+        "rehearsal.num_clusters",
     ),
-    "per-cluster": Constant("k, the examples kept of each cluster", (4, 8, 16, 32)),
-    "meta-step": Constant("eta, the step of MetaRM's ascent", (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)),
+    "per-cluster": Constant(
+        "k, the examples kept of each cluster", (4, 8, 16, 32), "rehearsal.per_cluster"
+    ),
+    "meta-step": Constant(
+        "eta, the step of MetaRM's ascent",
+        (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2),
+        "rounds.meta_rm.meta_learning_rate",
+        "MetaRM",
+    ),
 }
 # [DPO figure 2] What decides how far a method moves from SFT, by its arm.
+_KL_COEFFICIENT = Constant(
+    "KL coefficient", (0.05, 0.1, 0.2, 0.5), "ppo.kl_coef", changes={"ppo": {"kl_target": None}}
+)
 STRENGTHS = {
-    "full": Constant("KL coefficient", (0.05, 0.1, 0.2, 0.5)),
-    "ppo_max_am": Constant("KL coefficient", (0.05, 0.1, 0.2, 0.5)),
-    "rejection_sampling": Constant("K", (2, 4, 8, 16)),
-    "rest": Constant("last threshold", (0.5, 0.7, 0.9, 0.95)),
-    "dpo": Constant("beta", (0.03, 0.1, 0.3, 1.0)),
-    "cpl": Constant("alpha", (0.03, 0.1, 0.3, 1.0)),
-    "best_of_n": Constant("n", (2, 4, 8, 16)),
+    "full": _KL_COEFFICIENT,
+    "ppo_max_am": _KL_COEFFICIENT,
+    "rejection_sampling": Constant("K", (2, 4, 8, 16), "rejection_sampling.answers.num_responses"),
+    "rest": Constant("last threshold", (0.5, 0.7, 0.9, 0.95), "rest.improve.thresholds"),
+    "dpo": Constant("beta", (0.03, 0.1, 0.3, 1.0), "dpo.beta"),
+    "cpl": Constant("alpha", (0.03, 0.1, 0.3, 1.0), "cpl.alpha"),
+    "best_of_n": Constant("n", (2, 4, 8, 16), "best_of_n.num_responses"),
 }
 # [RLAIF] How often judges are right, one of them as often as the world's annotators.
 JUDGES_RIGHT, AS_GOOD = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 0.8

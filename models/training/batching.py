@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from trimtab.models import counts
+from trimtab.models.nets import counts
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training import distributed
 

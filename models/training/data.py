@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +18,6 @@ from trimtab.models.training.trunk_cache import CachedTrunk
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")
-
-
-def one_or_several(inputs: dict[str, Path], name: str) -> list[Path]:
-    """The input `name`, or those numbered `name_0`, `name_1` and so on; none where it is absent."""
-    if name in inputs:
-        return [inputs[name]]
-    numbers = itertools.takewhile(lambda number: f"{name}_{number}" in inputs, itertools.count())
-    return [inputs[f"{name}_{number}"] for number in numbers]
 
 
 def splits_of(preferences: Path) -> list[str]:

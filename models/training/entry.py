@@ -5,7 +5,7 @@
 `trimtab stage JOB_JSON` does the same, and says in words what is wrong in it.
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
-`trimtab.models.stages.<stage>`, which has `run(config, inputs, workdir)`; `trimtab.models.specs`
+`trimtab.models.stages.<stage>`, which has `run(config, stage)`; `trimtab.models.specs`
 has the class of its configuration and the names of its inputs. Without `gpus` it runs on the CPU.
 The process forks its ranks.
 """
@@ -39,13 +39,15 @@ def main(job_path: str) -> None:
     _become_ranks(job)
     _make_deterministic(job.num_threads, bool(job.gpus))
     spec = SPECS[job.stage]
-    stage = importlib.import_module(f"trimtab.models.stages.{spec.name}")
+    trainer = importlib.import_module(f"trimtab.models.stages.{spec.name}")
     config = spec.config.model_validate(job.config)
     spec.check(job.inputs)
     _choose_precision(config)
+    from trimtab.models.training.stage import Stage  # loads transformers, as all trainers do
+
     inputs = {name: Path(path) for name, path in job.inputs.items()}
     try:
-        stage.run(config, inputs, Path(job.workdir))
+        trainer.run(config, Stage(inputs, Path(job.workdir)))
     finally:
         checkpoint.finish_saving()
         _say_memory()

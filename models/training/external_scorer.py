@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.data.messages import ASSISTANT_MARK, chat_renderer, dialogue_of
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import with_fused_layers
@@ -155,7 +155,7 @@ class ExternalScorer:
     ) -> Iterator[tuple[tuple[tuple[int, ...], tuple[int, ...]], float]]:
         """The score of each different prompt and response, by their tokens."""
         distinct = sorted(distinct_rows(rows), key=lambda row: row.num_tokens)
-        for part in micro_batches(distinct, chunk_sizes.PASS_TOKENS):
+        for part in micro_batches(distinct, counts.PASS_TOKENS):
             batch = [distinct[index] for index in part]
             scores = iter(response_scores(self.model, pack(batch)).tolist())
             for row in batch:
@@ -171,7 +171,7 @@ class ExternalScorer:
         # Without a token to pad with, which the model knows, it takes no batches.
         padding = self.model.config.pad_token_id
         has_padding = padding is not None and padding == self.tokenizer.pad_token_id
-        most = chunk_sizes.PASS_TOKENS if has_padding else 1
+        most = counts.PASS_TOKENS if has_padding else 1
         for part in counts.micro_batches(lengths, most):
             batch: Any = [dict(texts[order[index]]) for index in part]
             if has_padding:

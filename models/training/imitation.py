@@ -1,4 +1,4 @@
-"""Teaching a policy responses to say: the loss of SFT and of all that fine-tunes on samples."""
+"""Training a policy: by any loss, with rehearsal, or to say given responses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trimtab.models.config.policy import PolicyConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.functional.rehearsal import nll_loss
 from trimtab.models.nets.packing import Candidates, PackedBatch
@@ -16,7 +17,34 @@ from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import distributed
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.nll_term import NLLTerm
+from trimtab.models.training.nll_term import rehearsal_of
+from trimtab.models.training.stage import Stage
+
+
+def train_policy(
+    config: PolicyConfig,
+    stage: Stage,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: TrainingRows,
+    loss_function: LossFunction,
+    behind: Sequence[int] = (),
+) -> dict[str, float]:
+    """`fit` with the rehearsal that the configuration asks for; only the first rank returns.
+
+    behind: as in `rehearsal_of`.
+    """
+    summary = fit(
+        model,
+        data,
+        loss_function,
+        config.train,
+        seed=config.seed,
+        workdir=stage.workdir,
+        extras=StepExtras(term=rehearsal_of(config, stage.inputs, model, tokenizer, behind)),
+    )
+    distributed.leave()
+    return summary
 
 
 def imitate(
@@ -26,28 +54,24 @@ def imitate(
     *,
     seed: int,
     workdir: Path,
-    parts: Sequence[Sequence[int]] | None = None,
-    nll_term: NLLTerm | None = None,
 ) -> dict[str, float]:
-    """Fine-tune `model` on rows of one response each; the loss is on response tokens only.
-
-    Only the first rank returns.
-    """
-    summary = fit(
-        model,
-        TrainingRows(rows, torch.tensor([float(len(row.responses[0])) for row in rows]), parts),
-        imitation_loss(model),
-        config,
-        seed=seed,
-        workdir=workdir,
-        extras=StepExtras(term=nll_term),
-    )
+    """Fine-tune `model` on rows of one response each; only the first rank returns."""
+    data, loss_function = imitated_rows(rows), imitation_loss(model)
+    summary = fit(model, data, loss_function, config, seed=seed, workdir=workdir)
     distributed.leave()
     return summary
 
 
+def imitated_rows(
+    rows: Sequence[Candidates], parts: Sequence[Sequence[int]] | None = None
+) -> TrainingRows:
+    """Rows of one response each, which count as many as they have tokens, for `imitation_loss`."""
+    lengths = torch.tensor([float(len(row.responses[0])) for row in rows])
+    return TrainingRows(rows, lengths, parts)
+
+
 def imitation_loss(model: PreTrainedModel) -> LossFunction:
-    """The NLL of responses, in nats a token, for `fit`."""
+    """The NLL of responses, in nats a token, for `fit`; of response tokens only."""
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)

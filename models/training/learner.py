@@ -18,17 +18,19 @@ from trimtab.models.nets.device import current_device, move_to_device
 from trimtab.models.nets.freezing import load_trained_state, trained_parameters, trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack_on_host
 from trimtab.models.training import distributed
-from trimtab.models.training.ascent import (
+from trimtab.models.training.batching import micro_batches
+from trimtab.models.training.checkpoint import whole
+from trimtab.models.training.optimiser import (
     Accumulator,
     Ascent,
     LossFunction,
     Metrics,
     T,
     WholeAscent,
+    adamw,
+    clip_gradients,
+    set_rate,
 )
-from trimtab.models.training.batching import micro_batches
-from trimtab.models.training.checkpoint import whole
-from trimtab.models.training.optimiser import adamw, clip_gradients, set_rate
 
 
 class ModelHandle(Protocol):

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.training import TrainConfig
-from trimtab.models.nets.dropout import seed_dropout
+from trimtab.models.nets import counts
 from trimtab.models.nets.lora import merge_adapters
 from trimtab.models.nets.packing import Candidates
-from trimtab.models.nets.training import prepare_training
+from trimtab.models.nets.training import prepare_training, seed_dropout
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import epoch_batches
 from trimtab.models.training.checkpoint import checkpoint_or_stop, newest_checkpoint

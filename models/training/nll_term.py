@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import counts
 from trimtab.models.config.policy import PolicyConfig, RehearsalUnit
 from trimtab.models.functional.rehearsal import nll_loss
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs

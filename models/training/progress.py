@@ -77,12 +77,6 @@ def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
     return {name: float(numbers.get(name, value)) for name, value in metrics.items()}
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write JSON, refusing NaN and infinities."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The metric rows of a `metrics.jsonl`, each with its `step`."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]

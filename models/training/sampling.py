@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.free_memory import decoding_rows
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
-from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.nets.precision import narrow_copies
 from trimtab.models.training import distributed
 from trimtab.models.training.progress import Progress
+from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import active_sampler, vllm_sampler
 
 
@@ -27,16 +26,12 @@ def encode_prompts(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
-    max_new_tokens: int,
-    instruction: str = "",
+    sampling: Sampling,
 ) -> list[list[int]]:
-    """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more.
-
-    An instruction stands behind it, and is never cut.
-    """
-    behind, *encoded = token_ids(tokenizer, [instruction, *prompts])
+    """Token ids of each prompt, of too long a one the end, and the instruction behind it."""
+    behind, *encoded = token_ids(tokenizer, [sampling.instruction, *prompts])
     context = int(policy.config.max_position_embeddings)
-    limit = counts.prompt_room(context, max_new_tokens, len(behind))
+    limit = counts.prompt_room(context, sampling.max_new_tokens, len(behind))
     return [ids[-limit:] + behind for ids in encoded]
 
 
@@ -48,21 +43,21 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int | None = None,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 
     Every response has random numbers of its own, so that but for rounding it does not depend on
     those it shares a batch with, nor on the number of ranks. All ranks get all responses. Inside
-    `vllm_sampler` vLLM samples; log-probabilities and entropies, which are its own, are then NaN.
+    `vllm_sampler` vLLM samples.
     """
     vllm = active_sampler()
     if vllm is not None:
-        responses, _ = vllm.sample(model, tokenizer.eos_token_id, prompts, sampling, generator)
+        end_token = tokenizer.eos_token_id
+        responses, reported = vllm.sample(model, end_token, prompts, sampling, generator)
         if progress is not None:
             progress.advance(len(prompts), len(prompts))
         unknown = torch.full((len(prompts), sampling.max_new_tokens), math.nan)
-        return Samples(responses, unknown, unknown)
+        return Samples(responses, unknown, unknown, reported)
     was_training = model.training
     model.eval()
     length, device = sampling.max_new_tokens, model.device
@@ -72,7 +67,7 @@ def sample(
     tokens, logprobs, entropies = (torch.zeros(shape, device=device) for _ in range(3))
     done = 0
     with narrow_copies(*(find_layers(model) or ())):
-        for batch in distributed.shard(_batches(model, prompts, length, cache_tokens)):
+        for batch in distributed.shard(_batches(model, prompts, length)):
             texts = [prompts[row] for row in batch]
             found = decode(model, tokenizer, texts, sampling, draws[batch])
             logprobs[batch], entropies[batch] = found.logprobs, found.entropies
@@ -87,21 +82,18 @@ def sample(
     return Samples(responses, logprobs, entropies)
 
 
-def _batches(
-    model: PreTrainedModel, prompts: Sequence[list[int]], length: int, cache_tokens: int | None
-) -> list[list[int]]:
+def _batches(model: PreTrainedModel, prompts: Sequence[list[int]], length: int) -> list[list[int]]:
     """Indices of the prompts in each decoding batch, the same on all ranks.
 
-    cache_tokens: None: on a GPU as much as memory allows, so that the fewest batches are as many on
-    each rank, and what the rank with the least free memory allows.
+    On a GPU the fewest that are as many on each rank, and that the rank with the least free memory
+    has room for.
     """
     num_ranks = distributed.world_size()
     longest = max(map(len, prompts), default=0) + length
-    rows = None if cache_tokens is not None else decoding_rows(model, longest)
+    rows = decoding_rows(model, longest)
     if rows is None:
-        limit = chunk_sizes.CACHE_TOKENS if cache_tokens is None else cache_tokens
         at_least = counts.least_sampling_batches(num_ranks)
-        return decoding_batches(prompts, length, limit, at_least)
+        return decoding_batches(prompts, length, counts.CACHE_TOKENS, at_least)
     of_ranks = torch.zeros(num_ranks, device=model.device)
     of_ranks[distributed.rank()] = rows
     distributed.all_reduce_sum([of_ranks])
@@ -116,25 +108,24 @@ def respond(
     prompts: Sequence[str],
     sampling: Sampling,
     generator: torch.Generator,
-    progress: Progress | None = None,
 ) -> list[str]:
     """One sampled response for each prompt, as text without the end token, in order."""
-    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
-    answers = respond_often(policy, tokenizer, encoded, 1, sampling, generator, progress)
+    answers = respond_often(policy, tokenizer, prompts, 1, sampling, generator)
     return [response for (response,) in answers]
 
 
 def respond_often(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[str],
     num_responses: int,
     sampling: Sampling,
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> list[list[str]]:
-    """`num_responses` sampled texts for each prompt (token ids of `encode_prompts`), in order."""
-    repeated = [ids for ids in prompts for _ in range(num_responses)]
+    """`num_responses` sampled texts for each prompt, in order."""
+    encoded = encode_prompts(policy, tokenizer, prompts, sampling)
+    repeated = [ids for ids in encoded for _ in range(num_responses)]
     sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     return [texts[index : index + num_responses] for index in range(0, len(texts), num_responses)]
@@ -142,29 +133,27 @@ def respond_often(
 
 def sample_answers(
     config: ExpectedRewardConfig | MetaRMConfig,
-    policy_folder: Path,
+    stage: Stage,
     asked: Sequence[Mapping[str, Any]],
     seed: int,
-    workdir: Path,
     limit: int,
 ) -> list[Candidates]:
-    """Several answers of a policy to each prompt, one row a prompt.
+    """Several answers of the input `policy` to each prompt, one row a prompt.
 
     asked: rows with a `prompt` and, if it is known, its `category`. limit: most tokens of a prompt
     and an answer.
     """
     prompts = [row["prompt"] for row in asked]
-    tokenizer = load_tokenizer(policy_folder / "model")
-    policy = load_policy(policy_folder / "model", is_frozen=True)
-    with vllm_sampler(config, workdir):
+    policy, tokenizer = stage.policy("policy", is_frozen=True)
+    with vllm_sampler(config, stage.workdir):
         answers = respond_often(
             policy,
             tokenizer,
-            encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
+            prompts,
             config.num_responses,
             Sampling(config.temperature, config.max_new_tokens),
             torch.Generator().manual_seed(seed),
-            Progress(workdir),
+            Progress(stage.workdir),
         )
     rows = encode(tokenizer, prompts, answers, limit)
     return with_categories(rows, [row.get("category") for row in asked])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import chunk_sizes
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device, move_to_device
 from trimtab.models.nets.free_memory import pass_tokens
 from trimtab.models.nets.freezing import layers_of
@@ -171,7 +171,7 @@ def _split_into_rows(prompt: list[int], responses: list[list[int]]) -> Iterator[
     row: list[list[int]] = []
     length = len(prompt)
     for response in responses:
-        if row and length + len(response) > chunk_sizes.PASS_TOKENS:
+        if row and length + len(response) > counts.PASS_TOKENS:
             yield Candidates(prompt, tuple(row))
             row, length = [], len(prompt)
         row.append(response)

@@ -37,8 +37,8 @@ from deepspeed.utils import safe_get_full_fp32_param, set_log_level_from_string
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import check_trained_names
 from trimtab.models.nets.fused import passing_by
@@ -46,9 +46,8 @@ from trimtab.models.nets.logits import Head
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.training import distributed
-from trimtab.models.training.ascent import Ascent, LossFunction, Metrics, WholeAscent
 from trimtab.models.training.checkpoint import Part, PartedTensor
-from trimtab.models.training.optimiser import adamw
+from trimtab.models.training.optimiser import Ascent, LossFunction, Metrics, WholeAscent, adamw
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -316,7 +315,6 @@ class PartedAscent:
         self.values: list[Tensor] = []  # gradients, then what the parameters go back to
 
     def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
-        """As a learner's."""
         module = self.learner.engine.module
         descent, module.loss_function = module.loss_function, self.objective
         try:
@@ -325,11 +323,9 @@ class PartedAscent:
             module.loss_function = descent
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """As a learner's."""
         self.learner.backward(loss, is_last)
 
     def direction(self) -> tuple[Tensor, int]:
-        """As in `Ascent`."""
         self.values = self.learner.take_gradients()
         norms = torch.stack([torch.linalg.vector_norm(value) for value in self.values])
         squares = norms.square().sum().to(current_device())
@@ -338,7 +334,6 @@ class PartedAscent:
 
     @torch.no_grad()
     def move(self, rate: float) -> None:
-        """As in `Ascent`."""
         masters = self.learner.masters()
         for value, master in zip(self.values, masters, strict=True):
             torch.add(master, value, alpha=rate, out=value)
@@ -347,7 +342,6 @@ class PartedAscent:
         self.learner.refresh(moved)
 
     def undo(self) -> None:
-        """As in `Ascent`."""
         self.learner.refresh(self.values or self.learner.masters())
 
 
@@ -406,11 +400,11 @@ def deepspeed_config(
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
     stage: dict[str, Any] = {
         "stage": zero.stage,
-        "reduce_bucket_size": chunk_sizes.ZERO_BUCKET,
-        "stage3_max_live_parameters": chunk_sizes.ZERO_LIVE,
-        "stage3_max_reuse_distance": chunk_sizes.ZERO_LIVE,
-        "stage3_prefetch_bucket_size": chunk_sizes.ZERO_PREFETCH,
-        "stage3_param_persistence_threshold": chunk_sizes.ZERO_WHOLE,
+        "reduce_bucket_size": counts.ZERO_BUCKET,
+        "stage3_max_live_parameters": counts.ZERO_LIVE,
+        "stage3_max_reuse_distance": counts.ZERO_LIVE,
+        "stage3_prefetch_bucket_size": counts.ZERO_PREFETCH,
+        "stage3_param_persistence_threshold": counts.ZERO_WHOLE,
     }
     if zero.offload:
         stage["offload_optimizer"] = {"device": "cpu"}

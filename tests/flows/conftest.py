@@ -21,7 +21,11 @@ from tests.flows.running_stack import (
     deployed_stack,
     running_stack,
 )
-from trimtab.infra.prefect.server import local_prefect_server
+from trimtab.infra.prefect.server import (
+    API_URL_VARIABLE,
+    EMBEDDED_VARIABLE,
+    local_prefect_server,
+)
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
 FOUND = {"ppo": {"num_steps": 12}}  # changes with which a run on a stack finds these stages
@@ -82,18 +86,34 @@ def home(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(finished, tmp_path_factory.mktemp("undisturbed") / "home")
 
 
-@pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[None]:
-    """Commands share a server and a process, which saves time."""
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[dict[str, str]]:
+    """A server of Prefect and a process that runs commands, one of each for all modules that ask.
+
+    Gives the variables by which the server is found; other modules do not see them.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.delenv(API_URL_VARIABLE, raising=False)
         folder = tmp_path_factory.mktemp("prefect")
         give_tables(folder)
         patch.setenv("PREFECT_HOME", str(folder))
         with local_prefect_server() as wait_until_ready:
             wait_until_ready()
-            with one_process():
-                yield
+            names = ("PREFECT_HOME", API_URL_VARIABLE, EMBEDDED_VARIABLE)
+            variables = {name: os.environ[name] for name in names}
+            with one_process(), pytest.MonkeyPatch.context() as hidden:
+                for name in names:
+                    hidden.delenv(name)
+                yield variables
+
+
+@pytest.fixture(scope="module")
+def prefect(served: dict[str, str]) -> Iterator[None]:
+    """Commands share a server and a process, which saves time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in served.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ import requests
 
 from tests.ports import free_ports
 from trimtab.infra.prefect.reconciler import HEARTBEAT
-from trimtab.infra.stack import secrets
+from trimtab.infra.stack import programs
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
@@ -263,7 +263,7 @@ def deployed_stack(folder: Path, finished: Callable[[], Path]) -> Deployed:
                 home = finished()
             _copy_artifacts(home / "store", environment["TRIMTAB_STORE"])
         _copy(stack.folder, folder)
-        own = {name: environment[name] for name in secrets.SECRETS}
+        own = {name: environment[name] for name in programs.SECRETS}
     return Deployed(folder, own)
 
 
@@ -304,11 +304,11 @@ def new_stack(deployed: Deployed | None = None) -> Iterator[tuple[Stack, dict[st
     first = free_ports(3 + NUM_INNER_PORTS)
     stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3))
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*secrets.SECRETS, *stack.client_environment):
+        for name in (*programs.SECRETS, *stack.client_environment):
             patch.delenv(name, raising=False)
         environment = {
             **os.environ,
-            **(secrets.generate() if deployed is None else deployed.secrets),
+            **(programs.new_secrets() if deployed is None else deployed.secrets),
             **stack.client_environment,
             "TRIMTAB_HOME": str(folder / "client"),
         }

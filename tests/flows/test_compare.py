@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from tests.flows.command import trimtab
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS, configs_of_seeds
-from trimtab.flows.config.config import Arm, ConfigError
+from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.over_seeds import METHODS, configs_of_seeds
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.plan import make_plan
 from trimtab.flows.runs.plan_text import plan_text
+from trimtab.models.config.arms import ARMS
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.specs import StageSpec
 
@@ -111,7 +113,7 @@ def test_the_plan_has_the_judges() -> None:
 
 
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
-    arms = get_args(Arm)
+    arms = tuple(ARMS)
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
     (config,) = configs_of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
@@ -215,17 +217,36 @@ def _check_judges(matrix: dict[str, Any]) -> None:
     assert matrix["judge_models"]["good"]["num_asked"] > 0
 
 
+# The kinds: PPO, a loss on pairs, and a choice that trains nothing.
+FEW = (("vanilla", "dpo", "best_of_n"), ())
+EVERY = (
+    tuple(arm for arm in ARMS if arm not in ("full", "cpl")),
+    ("ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"),
+)
+# 1 + 4 steps of 16 responses; vanilla has no step for the critic alone. Two times 10 prompts, of 4
+# answers each; PPO comes on top.
+SAMPLED = {"ppo_max_rm": 5 * 16, "vanilla": 4 * 16, "dpo": 0, "cpl": 0}
+SAMPLED |= dict.fromkeys(("rejection_sampling", "rest", "hir"), 5 * 16)
+SAMPLED |= {"rejection_sampling_ppo": 5 * 16 + 5 * 16}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
-def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
-    arms = [arm for arm in get_args(Arm) if arm not in ("full", "cpl")]
-    given = ["run", "smoke", "ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"]
-    given.append(f"judges={json.dumps([GOOD, CLUMSY])}")
+@pytest.mark.parametrize(
+    ("arms", "needed"),
+    [FEW, pytest.param(*EVERY, marks=pytest.mark.nightly)],
+    ids=["few", "every arm"],
+)
+def test_arms_are_trained_once_judged_and_counted(
+    finished: Path, tmp_path: Path, arms: Sequence[str], needed: Sequence[str]
+) -> None:
+    home = shutil.copytree(finished, tmp_path / "home")
+    given = ["run", "smoke", *needed, f"judges={json.dumps([GOOD, CLUMSY])}"]
     given += ["--flow", "compare", "--seeds", "0"]
     trimtab(home, *given, "--arms", *arms)
 
     before = _trained(home)
-    assert before["dpo"] == before["rest"] == 1 and "cpl" not in before
+    assert before["dpo"] == 1 and before["rest"] == ("rest" in arms) and "cpl" not in before
     trimtab(
         home, *given, "--name", "mine", "--arms", *arms, "cpl"
     )  # one method more, and nothing else
@@ -239,11 +260,6 @@ def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
     for arm in (*arms, "cpl"):
         assert methods[arm]["against_sft"]["judge"] == "gold", arm
     budgets = {arm: methods[arm]["budget"] for arm in (*arms, "cpl") if arm != "best_of_n"}
-    # 1 + 4 steps of 16 responses; vanilla has no step for the critic alone.
-    sampled = {arm: budget["num_sampled"] for arm, budget in budgets.items()}
-    assert (sampled["ppo_max_rm"], sampled["vanilla"]) == (5 * 16, 4 * 16)
-    assert sampled["dpo"] == sampled["cpl"] == 0
-    # Two times 10 prompts, of 4 answers each; PPO comes on top.
-    assert sampled["rejection_sampling"] == sampled["rest"] == sampled["hir"] == 5 * 16
-    assert sampled["rejection_sampling_ppo"] == 5 * 16 + 5 * 16
+    for arm in SAMPLED.keys() & budgets.keys():
+        assert budgets[arm]["num_sampled"] == SAMPLED[arm], arm
     assert all(budget["num_updates"] > 0 for budget in budgets.values())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.config import ConfigError, RunConfig, load_config, seeded, vanilla
+from trimtab.flows.config.config import ConfigError, RunConfig, load_config, seeded
 from trimtab.flows.config.overrides import (
     RoundChanges,
     RunChanges,
@@ -19,6 +19,7 @@ from trimtab.flows.config.overrides import (
     parse_overrides,
 )
 from trimtab.flows.config.recipes import RECIPES, recipe_named
+from trimtab.models.config.arms import vanilla
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig

@@ -10,9 +10,8 @@ import pytest
 from trimtab.flows.cli.cli import main
 from trimtab.flows.cli.commands import recipe_and_changes
 from trimtab.flows.config.config import ConfigError, RunConfig
-from trimtab.flows.config.overrides import apply_changes
+from trimtab.flows.config.overrides import apply_changes, load_yaml
 from trimtab.flows.config.recipes import RECIPES, recipe_named
-from trimtab.flows.config.yaml_loader import load_yaml
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ from prefect.workers.process import ProcessWorker
 
 from tests.flows.malformed import malformed
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import OFTEN, serve_schema
-from trimtab.flows.config.overrides import FIELDS, apply_changes, parse_overrides
+from trimtab.flows.config.overrides import FIELDS, OFTEN, apply_changes, parse_overrides
 from trimtab.flows.config.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.deploy import (
     ENGINE,
@@ -33,6 +32,7 @@ from trimtab.flows.deploy import (
     closed_template,
     deploy,
     notices,
+    serve_schema,
     with_image,
 )
 from trimtab.flows.rlhf import rlhf

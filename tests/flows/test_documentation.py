@@ -19,7 +19,7 @@ from trimtab.models.config.policy import PPOConfig, ScorersConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # The changelog speaks of what was; papers/ is generated.
-# What the reader of docs/adding-a-stage.md writes.
+# What the reader of docs/adding.md writes.
 NEW_IN_PAGE = "models/stages/length_bias.py"
 PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - {ROOT / "CHANGELOG.md"})
 PATH = re.compile(
@@ -93,7 +93,7 @@ def test_the_threat_model_names_tests_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = PATH.findall(page.read_text(encoding="utf-8"))
-    new = [NEW_IN_PAGE] if page.name == "adding-a-stage.md" else []
+    new = [NEW_IN_PAGE] if page.name == "adding.md" else []
     assert [path for path in named if not (ROOT / path).exists() and path not in new] == []
 
 

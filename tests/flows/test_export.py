@@ -19,7 +19,7 @@ from trimtab.flows.cli.cli import main
 from trimtab.flows.config.names import name_run
 from trimtab.flows.config.overrides import apply_changes
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.reports import write_run
 from trimtab.infra.store.store import open_store
 
 ESTIMATE = {"value": 0.61, "low": 0.55, "high": 0.67, "count": 300}

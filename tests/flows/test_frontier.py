@@ -6,7 +6,7 @@ import pytest
 
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.plan import PlannedRun, PlannedStage
-from trimtab.flows.studies.frontier import SWEEPS, frontier
+from trimtab.flows.studies.sweeps import frontier, recipe_value
 from trimtab.models.studies.variants import STRENGTHS
 
 
@@ -27,10 +27,9 @@ def _stages(run: PlannedRun, prefix: str) -> dict[float, PlannedStage]:
 
 
 def test_every_arm_is_read_at_the_recipes_strength_and_others(run: PlannedRun) -> None:
-    assert set(SWEEPS) == set(STRENGTHS)
-    for arm, sweep in SWEEPS.items():
-        recipe = sweep.recipe_value(run.config)
-        assert list(_stages(run, f"eval_{arm}_")) == sorted({*STRENGTHS[arm].values, recipe})
+    for arm, strength in STRENGTHS.items():
+        recipe = recipe_value(run.config, strength)
+        assert list(_stages(run, f"eval_{arm}_")) == sorted({*strength.values, recipe})
         assert f"eval_{arm}_{recipe:g}_recipe" in run.roles
 
 
@@ -48,7 +47,7 @@ def test_one_field_differs(run: PlannedRun, arm: str, field: str) -> None:
 
 
 def test_kl_is_measured_alike(run: PlannedRun) -> None:
-    for arm in SWEEPS:
+    for arm in STRENGTHS:
         for value, stage in _stages(run, f"eval_{arm}_").items():
             first, same = run["eval_sft"], ("reference", "data", "scorer", "judge")
             assert all(stage.inputs[name] == first.inputs[name] for name in same)

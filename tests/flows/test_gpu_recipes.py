@@ -21,9 +21,8 @@ from trimtab.flows.config.recipes import MACHINES, recipe_named
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.plan import make_plan
-from trimtab.flows.runs.plan_layout import size
-from trimtab.flows.runs.plan_text import shown_hours
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.flows.runs.plan_text import shown_hours, size, too_large
+from trimtab.infra.processes.launch import close_servers
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.stages.world import word_tokenizer
 from trimtab.models.synthetic.demonstrations import demonstrate, draw_prompts
@@ -75,7 +74,7 @@ TINY = (
 def test_every_stage_leaves_a_tenth_of_its_card_free(recipe: str) -> None:
     machine = MACHINES[recipe]
     plan = make_plan(recipe_named(recipe), "rlhf", machine)
-    assert plan.too_large() is None
+    assert too_large(plan) is None
     for row in plan.rows:
         assert plan.needed(row) <= machine.memory - machine.margin, row.name
     assert machine.cards
@@ -94,7 +93,7 @@ def test_the_page_has_the_plan_s_memory_and_hours(recipe: str) -> None:
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[str]:
-    yield "tests.flows.preload_exhibits"
+    yield "tests.flows.preload_all"
     close_servers()
 
 

@@ -22,7 +22,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import open_store
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.specs import StageSpec
-from trimtab.tasks import stage_task
+from trimtab.tasks import stages
 from trimtab.tasks.execution import StageContext, StageModules, run_stage
 from trimtab.tasks.resources import Resources, Slot, share_of
 from trimtab.tasks.stages import TASKS
@@ -50,7 +50,7 @@ class Host(PlannedRun):
             self.shares.append((spec.name, found))
             return SimpleNamespace(summary={"collapsed": False}, cached=True)
 
-        self.patch.setattr(stage_task, "run_stage_task", share)
+        self.patch.setattr(stages, "run_stage_task", share)
         task = TASKS[spec.name]
         bound = inspect.signature(task.fn).bind(config, **keywords)
         bound.apply_defaults()

@@ -20,7 +20,7 @@ from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import PlannedStage
 from trimtab.flows.runs.plan_text import spending_in_words
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.reports import write_run
 from trimtab.infra.settings import Settings
 
 LOCAL = "http://127.0.0.1:1/v1"
@@ -44,7 +44,9 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def _config(pairs: Path | str, *judges: str, max_pairs: int | None = None) -> RunConfig:
-    changes = changes_of_audit([str(pairs)], [], judges=judges_of(judges, max_pairs))
+    changes = changes_of_audit(
+        [str(pairs)], [], options={"ensemble.judges": judges_of(judges, max_pairs)}
+    )
     return apply_changes(recipe_named("audit"), changes)
 
 
@@ -252,4 +254,8 @@ def test_judges_vote_beside_embedding_models_under_names_of_their_own(pairs: Pat
     with pytest.raises(ConfigError, match="judges must be empty where votes is in_sample, found m"):
         load_config({**values, "ensemble": {**values["ensemble"], **changed}})
     with pytest.raises(ConfigError, match="found --judge and ensemble.judges; allowed: one of"):
-        changes_of_audit(["a"], ["ensemble.judges=[]"], judges=judges_of([f"m@{LOCAL}"], None))
+        changes_of_audit(
+            ["a"],
+            ["ensemble.judges=[]"],
+            options={"ensemble.judges": judges_of([f"m@{LOCAL}"], None)},
+        )

@@ -13,7 +13,6 @@ import pytest
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import commands
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import (
     MAX_NAME,
@@ -23,10 +22,11 @@ from trimtab.flows.config.names import (
     name_run,
     registered_model_name,
 )
+from trimtab.flows.config.over_seeds import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.reports import write_run
 from trimtab.infra.settings import Settings
 
 
@@ -220,8 +220,6 @@ def test_compare_shows_the_settings_that_differ(
     assert "settings" not in capsys.readouterr().out.lower()
     assert main(["compare", "smoke-seed0", "smoke-seed1"]) == 0
     assert "| measure | mean | std | smoke-seed0 | smoke-seed1 |" in capsys.readouterr().out
-    assert main(["compare", "smoke-seed0", "a"]) == 0
-    assert "| (report of an earlier Trimtab) | unknown |  |" in capsys.readouterr().out
 
 
 def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
@@ -288,9 +286,11 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
         [pairs, "someone/pairs"],
         ["relabel.drop_below=0"],
         columns="chosen=better,rejected=worse",
-        review=review,
-        scores=[votes, panel],
-        reward_models=["someone/model"],
+        options={
+            "relabel.review": review,
+            "ensemble.scores": [votes, panel],
+            "ensemble.reward_models": ["someone/model"],
+        },
     )
     config = apply_changes(recipe_named("audit"), changes)
     command = name_run(config, "label-audit", "mine").command

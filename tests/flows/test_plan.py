@@ -11,8 +11,7 @@ import pytest
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import MACHINES, recipe_named
 from trimtab.flows.runs.plan import Plan, make_plan
-from trimtab.flows.runs.plan_layout import size
-from trimtab.flows.runs.plan_text import plan_text
+from trimtab.flows.runs.plan_text import plan_text, size, too_large
 from trimtab.models.estimates.machine import GIB, PYTHON_PROCESS, Machine
 from trimtab.models.estimates.shapes import KNOWN_SHAPES
 
@@ -36,7 +35,7 @@ def test_the_largest_recipe_fits_on_its_machine_with_room() -> None:
     """Every stage at most 70 of 80 GiB, and those that train one model at most 50."""
     plan = _plan("hh-7b", machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
-    assert plan.too_large() is None
+    assert too_large(plan) is None
     assert "DOES NOT FIT" not in text
     assert "CLOSE" not in text
     for row in plan.rows:

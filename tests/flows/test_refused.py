@@ -21,9 +21,9 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from tests.flows.malformed import ALONE, FLOW, impossible_changes
 from trimtab.flows.compare import compare
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.form import serve_schema
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.deploy import serve_schema
 from trimtab.flows.evaluate import evaluate
 from trimtab.flows.rlhf import rlhf
 from trimtab.flows.rounds import rounds

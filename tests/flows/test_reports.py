@@ -13,8 +13,8 @@ import pytest
 from trimtab.flows.cli import reports
 from trimtab.flows.cli.reports import report_lines, report_page
 from trimtab.flows.config.errors import CommandError, ConfigError
+from trimtab.infra.reports import TrackedReport
 from trimtab.infra.settings import Settings
-from trimtab.infra.tracking.reports import TrackedReport
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from trimtab.flows.config.config import ConfigError, load_config
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.plan import PlannedRun, PlanRow, make_plan
-from trimtab.flows.studies.registry import ARMS
+from trimtab.flows.study import submit_arms
 from trimtab.models.estimates.machine import Machine
+from trimtab.models.studies.registry import exhibits_of
 from trimtab.models.studies.variants import JUDGES_RIGHT
 
 KINDS = ("distilled", "direct")
@@ -66,7 +67,7 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> No
 
 def test_the_studys_judges_differ_and_everything_else_is_shared() -> None:
     run = PlannedRun(recipe_named("rlaif"))
-    ARMS["rlaif-alignment"](run)
+    submit_arms(*exhibits_of("rlaif", "alignment"), run)
     given = run["preferences"]
     assert given.stage == "comparisons"
     for accuracy in JUDGES_RIGHT:

@@ -19,8 +19,8 @@ from trimtab.flows.config.config import ConfigError
 from trimtab.flows.config.names import name_run
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import Run
-from trimtab.flows.pipeline.runner import ThreadRunner, task_runner
 from trimtab.flows.runs import lifecycle
+from trimtab.flows.runs.flow import ThreadRunner, task_runner
 from trimtab.models import specs
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import RewardModelConfig, StrengthConfig

@@ -25,11 +25,10 @@ from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of
 from tests.thief import thief
 from trimtab.flows.deploy import ENGINE, HEARTBEATS, STILL, STUCK
-from trimtab.infra.stack import secrets
-from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack import programs
 from trimtab.infra.stack.postgres import client_options
 from trimtab.infra.stack.programs import program
-from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
+from trimtab.infra.stack.seaweedfs import BUCKET, NUM_INNER_PORTS
 
 pytestmark = pytest.mark.slow
 PREFECT_FILE = Path(__file__).parents[2] / "prefect.yaml"
@@ -355,7 +354,7 @@ def _processes_have_only_their_secrets(running: Running) -> None:
         for pid in pids:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             names = {each.partition(b"=")[0].decode() for each in environ}
-            assert names & set(secrets.SECRETS) == secrets_of, words
+            assert names & set(programs.SECRETS) == secrets_of, words
 
 
 def _report_is_linked(running: Running, run: dict[str, Any]) -> None:
@@ -418,7 +417,7 @@ def test_five_members_take_three_slots(running: Running) -> None:
     assert max(at_once) == 3
     running.python(
         "import pytest\n"
-        "from trimtab.tasks.gpu_slots import SlotsError, gpu_slots\n"
+        "from trimtab.tasks.resources import SlotsError, gpu_slots\n"
         "with gpu_slots(3): pass\n"
         "with pytest.raises(SlotsError, match='take 4 GPU slots, and there are fewer'):\n"
         "    with gpu_slots(4): pass"
@@ -444,7 +443,7 @@ def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
 
 def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
     """After all of the above, logs, databases and artifacts included."""
-    names = set(secrets.SECRETS) - {"MLFLOW_TRACKING_USERNAME"}  # a name, which pages show
+    names = set(programs.SECRETS) - {"MLFLOW_TRACKING_USERNAME"}  # a name, which pages show
     values = [running.environment[name].rpartition(":")[2].encode() for name in names]
     for path in running.stack.folder.rglob("*"):
         if path.is_file():

@@ -239,10 +239,11 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     assert "Traceback" not in output and "Crash" not in output
     assert WAITING in output.splitlines()
     with closing(sqlite3.connect(Path(os.environ["PREFECT_HOME"]) / "prefect.db")) as prefect:
-        newest = "select state_type from flow_run order by created desc limit 1"
-        assert prefect.execute(newest).fetchone() == ("CANCELLED",)
-        limits = "select count(*) from log where message like '%do not exist%'"
-        assert prefect.execute(limits).fetchone() == (0,)  # where no GPU slots were made
+        newest = "select id, state_type from flow_run order by created desc limit 1"
+        run, state = prefect.execute(newest).fetchone()
+        assert state == "CANCELLED"
+        limits = "select count(*) from log where flow_run_id = ? and message like '%do not exist%'"
+        assert prefect.execute(limits, [run]).fetchone() == (0,)  # where no GPU slots were made
     assert _newest_step(tmp_path) == 2, "the step was not saved when it was to stop"
 
     output = ended(tmp_path, signal.SIGTERM, "ppo_max", 3, *FINISHED)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from trimtab.flows.config.compare_config import configs_of_seeds
 from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.over_seeds import configs_of_seeds
 from trimtab.flows.config.overrides import apply_changes
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline import experiment

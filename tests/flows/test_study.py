@@ -7,13 +7,14 @@ from typing import NoReturn
 import pytest
 
 from trimtab.flows.config.config import ConfigError
-from trimtab.flows.config.exhibits import find_exhibits
+from trimtab.flows.config.over_seeds import find_exhibits
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import Run, SharedRun
-from trimtab.flows.studies.registry import ARMS
-from trimtab.flows.study import read_all
+from trimtab.flows.study import read_all, submit_arms
 from trimtab.models.specs import StageSpec
-from trimtab.models.studies.registry import Exhibit, exhibits_of
+from trimtab.models.studies.registry import EXHIBITS, Exhibit, exhibits_of
+
+ALL = {each.slug: each for each in EXHIBITS}
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_exhibits_share_their_stages(submitted: list[str]) -> None:
     config, made = recipe_named("smoke"), {}
     for slug in ("part-2-figure-1", "part-2-figure-7", "part-2-figure-9"):
-        ARMS[slug](SharedRun(config, made=made))
+        submit_arms(ALL[slug], SharedRun(config, made=made))
     # Two members and, for figure 7, baseline and margin; figure 9 adds the three denoised ones, and
     # the scorer that SFT's answers are measured with is the baseline again.
     assert submitted.count("strength") == 1
@@ -47,13 +48,14 @@ def test_exhibits_share_their_stages(submitted: list[str]) -> None:
 def test_seeds_share_nothing(submitted: list[str]) -> None:
     config, made = recipe_named("smoke"), {}
     for seed in (2, 3):
-        ARMS["part-2-figure-1"](SharedRun(config.model_copy(update={"seed": seed}), made=made))
+        run = SharedRun(config.model_copy(update={"seed": seed}), made=made)
+        submit_arms(ALL["part-2-figure-1"], run)
     assert submitted.count("strength") == 2
     assert submitted.count("reward_model") == 4
 
 
 def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
-    ARMS["methods-frontier"](SharedRun(recipe_named("smoke")))
+    submit_arms(ALL["methods-frontier"], SharedRun(recipe_named("smoke")))
     for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
         assert submitted.count(stage) == 1
     # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection
@@ -87,12 +89,22 @@ def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:
     assert read_all(kept, read) == {each.slug: "held" for each in kept}
 
 
-@pytest.mark.parametrize("slug", ARMS)
+@pytest.mark.parametrize("slug", ALL)
 def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None:
     run = SharedRun(recipe_named("smoke"))
-    ARMS[slug](run)
+    submit_arms(ALL[slug], run)
     assert len(submitted) == len(set(run.made.values()))
     assert submitted.count("sft") <= 2  # a second one where a policy starts without SFT
+
+
+def test_arms_that_need_the_synthetic_world_are_refused_elsewhere() -> None:
+    run = SharedRun(recipe_named("hh-smollm2"))
+    with pytest.raises(ConfigError) as error:
+        submit_arms(ALL["part-1-figure-3"], run)
+    assert str(error.value) == (
+        "part-1-figure-3 needs the synthetic world, found the recipe hh-smollm2; allowed: smoke, "
+        "default, papers"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from trimtab.flows import study as flow
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import SharedRun
-from trimtab.flows.studies.registry import ARMS
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import close_servers
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 from trimtab.tasks import report_export
 from trimtab.tasks.execution import StageContext, StageResult
@@ -40,7 +39,7 @@ HOW = ("--scale", "smoke", "--seeds", "0")
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[str]:
     """One for all papers; gives what it loads."""
-    yield "tests.flows.preload_exhibits"
+    yield "tests.flows.preload_all"
     close_servers()
 
 
@@ -67,7 +66,7 @@ def _pages(
 
     monkeypatch.setattr(flow, "export_report", exported)
     for each, of_seeds in runs.items():
-        ARMS[each.slug](of_seeds[0])
+        flow.submit_arms(each, of_seeds[0])
     how = (*SHORT, *HOW)
     found = flow.read_all(
         runs, lambda each, of_seeds: flow._read(each, of_seeds, config, None, how)
@@ -78,7 +77,7 @@ def _pages(
 
 
 # With the most arms; those of the others, and what reads them, are of the same kinds.
-LONGEST = ("part-2", "advantage-model", "methods")
+LONGEST = ("part-1", "part-2", "advantage-model", "methods")
 PAPERS = [
     pytest.param(paper, marks=[pytest.mark.nightly] if paper in LONGEST else [])
     for paper in TITLES

@@ -18,9 +18,9 @@ from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import name_run
 from trimtab.flows.config.overrides import RoundChanges, apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline.policies import OUTCOMES
 from trimtab.flows.runs import lifecycle, suspension
 from trimtab.flows.runs.checks import refuse_suspension
-from trimtab.flows.runs.outcomes import OUTCOMES
 from trimtab.flows.runs.suspension import ChampionApproval, LabelReview, ask, require_resumable
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.execution import StageResult

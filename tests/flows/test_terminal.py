@@ -9,11 +9,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from trimtab.flows import FLOWS
 from trimtab.flows.cli import terminal
 from trimtab.flows.cli.terminal import _View, shown_live
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.flows.runs.plan import FLOWS, make_plan
+from trimtab.flows.runs.plan import make_plan
 from trimtab.models.estimates.machine import Machine
 from trimtab.tasks.board import Board
 

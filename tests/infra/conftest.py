@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from trimtab.infra.processes.fork_client import close_servers
-from trimtab.infra.stack.bucket import BUCKET
-from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
+from trimtab.infra.processes.launch import close_servers
+from trimtab.infra.stack.seaweedfs import BUCKET, NUM_INNER_PORTS, seaweedfs
 from trimtab.infra.stack.supervisor import Supervisor
 from trimtab.infra.store.manifest import Manifest, Provenance
 from trimtab.infra.store.store import Store, open_store
@@ -45,7 +44,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        service = seaweedfs(folder / "data", port, port + 1, BUCKET)
+        service = seaweedfs(folder / "data", port, port + 1)
         with Supervisor([service], folder / "logs"):
             yield S3Server(endpoint, BUCKET)
     for number in range(port, port + 1 + NUM_INNER_PORTS):  # whatever it is told of sockets

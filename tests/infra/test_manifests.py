@@ -22,7 +22,7 @@ from prefect.utilities.templating import apply_values, find_placeholders
 
 from trimtab.infra.prefect import reconciler
 from trimtab.infra.processes.launch import DRAIN_SECONDS
-from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack import programs, supervisor
 from trimtab.infra.stack.postgres import DATABASES
 from trimtab.infra.stack.services import POOL, Stack
 from trimtab.infra.stack.supervisor import LOOPBACK
@@ -86,9 +86,9 @@ def test_whatever_stops_flow_runs_waits_until_their_trainers_have_saved() -> Non
         re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)[0]
         for path in (INFRA / "systemd" / f"trimtab-{name}.service" for name in ("stack", "worker"))
     )
-    assert flow_runs.WAIT_SECONDS > DRAIN_SECONDS
+    assert supervisor.WAIT_SECONDS > DRAIN_SECONDS
     assert min(map(float, (pod, container, worker))) >= DRAIN_SECONDS + 60
-    assert float(stack) >= flow_runs.WAIT_SECONDS + 120  # then it stops its servers
+    assert float(stack) >= supervisor.WAIT_SECONDS + 120  # then it stops its servers
 
 
 def test_a_pod_may_run_where_only_gpus_are_asked_for() -> None:
@@ -196,8 +196,8 @@ def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment()
     assert len(published) == 3
     assert all(port.startswith("127.0.0.1:") for port in published)
     taken = set(re.findall(r"\$\{(\w+):\?\}", COMPOSE_TEXT))
-    assert taken == set(secrets.SECRETS)
-    for name in secrets.SECRETS:  # never written out
+    assert taken == set(programs.SECRETS)
+    for name in programs.SECRETS:  # never written out
         assert not re.search(rf"{name}: (?!\$)", COMPOSE_TEXT)
 
 
@@ -230,7 +230,7 @@ OF_ONE_HOST = {"PATH", "PREFECT_SERVER_API_PORT"}
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     """A stack whose secrets have their names as values."""
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.setenv(name, name)
     with TemporaryDirectory() as folder:
         yield Stack(Path(folder))
@@ -245,7 +245,7 @@ def test_a_container_has_the_settings_and_the_secrets_of_the_stack_s_server(
     container = COMPOSE["services"][name]["environment"]
     needed = set(server.secrets)
     for setting, value in server.env.items():
-        if value in secrets.SECRETS:
+        if value in programs.SECRETS:
             needed.add(value)
             assert container[setting] == f"${{{value}:?}}"
         elif (
@@ -253,7 +253,7 @@ def test_a_container_has_the_settings_and_the_secrets_of_the_stack_s_server(
         ):
             assert container[setting] == value, setting
     taken = re.findall(r"\$\{(\w+):\?\}", str(container))
-    assert set(taken) == needed & secrets.SECRETS.keys()
+    assert set(taken) == needed & programs.SECRETS.keys()
 
 
 def test_the_unit_of_a_worker_has_the_settings_of_the_stack_s(stack: Stack) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trimtab.infra.stack import secrets
+from trimtab.infra.stack import programs
 from trimtab.infra.stack.__main__ import _parser
 from trimtab.infra.stack.services import Ports
 
@@ -38,15 +38,15 @@ def _line(path: Path) -> str:
 def test_a_unit_gives_the_secrets_of_its_credential_to_what_it_starts(
     path: Path, tmp_path: Path
 ) -> None:
-    values = dict.fromkeys(secrets.SECRETS, "it's $HOME")
-    (tmp_path / "secrets").write_text(secrets.export_lines(values) + "\n")
+    values = dict.fromkeys(programs.SECRETS, "it's $HOME")
+    (tmp_path / "secrets").write_text(programs.export_lines(values) + "\n")
     show = f"{sys.executable} -c 'import os; print(*os.environ.values(), sep=chr(10))'"
     line, _, _ = _line(path).replace("%d", str(tmp_path)).partition("exec ")
     done = subprocess.run(
         ["/bin/sh", "-c", f"{line} exec {show}"],
         env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines().count("it's $HOME") == len(secrets.SECRETS)
+    assert done.stdout.splitlines().count("it's $HOME") == len(programs.SECRETS)
     assert _unit(path)["Service"]["User"] == "trimtab"
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion
-from trimtab.infra.processes.fork_client import running_fork_server
-from trimtab.infra.processes.launch import PRELOAD
+from trimtab.infra.processes.launch import PRELOAD, running_fork_server
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.training import signals
 

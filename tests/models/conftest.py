@@ -13,6 +13,7 @@ import torch
 from trimtab.flows.config.recipes.synthetic import smoke
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.specs import SPECS
+from trimtab.models.training.stage import Stage
 
 RunStage = Callable[..., Path]
 
@@ -26,7 +27,7 @@ def run_stage(name: str, config: Any, workdir: Path, **inputs: Path) -> Path:
     """Run a stage here; returns its output folder."""
     workdir.mkdir(parents=True, exist_ok=True)
     SPECS[name].check(inputs)
-    importlib.import_module(f"trimtab.models.stages.{name}").run(config, inputs, workdir)
+    importlib.import_module(f"trimtab.models.stages.{name}").run(config, Stage(inputs, workdir))
     return workdir / "output"
 
 

@@ -21,7 +21,7 @@ import pytest
 from tests.models import stopping
 from tests.models.conftest import run_stage
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import running_fork_server
+from trimtab.infra.processes.launch import running_fork_server
 from trimtab.models.specs import SPECS
 from trimtab.models.training import checkpoint
 
@@ -62,6 +62,17 @@ def job(
     path = workdir / "job.json"
     path.write_text(json.dumps(content))
     return path
+
+
+def launch(job_path: Path, **keywords: Any) -> float:
+    """As the product's; a trainer under ZeRO is forked by a server that has DeepSpeed loaded.
+
+    tests/models/training/test_zero.py has such trainers of the product's own server.
+    """
+    config = json.loads(job_path.read_text())["config"]
+    if (config.get("train") or config).get("zero") is not None:
+        keywords["preload"] = "tests.models.preload_zero"
+    return launch_module.launch(job_path, **keywords)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ What lives is the memory of all tensors of a rank's device: a storage counts fro
 operation that makes or reads it until it is freed. What a kernel takes and gives back inside one
 operation does not count, nor the window in which ranks of one host add up, nor what ZeRO copies to
 the host in the end. A job `as_on_gpu` stores and attends narrow where products are, as a GPU does.
-The `limits` in the work folder's told.json take the place of those in `trimtab.models.chunk_sizes`.
+The `limits` in the work folder's told.json take the place of those in `trimtab.models.nets.counts`.
 Each rank writes live/<process id>.json into the work folder: the most bytes that lived in each
 phase.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from trimtab.models import chunk_sizes
+from trimtab.models.nets import counts
 from trimtab.models.training import entry
 
 TOLD_FILE = "told.json"
@@ -182,7 +182,7 @@ def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     told = json.loads((Path(job["workdir"]) / TOLD_FILE).read_text())
     for name, value in told["limits"].items():
-        setattr(chunk_sizes, name, value)
+        setattr(counts, name, value)
     tracker = LiveBytes()
 
     if told["as_on_gpu"]:

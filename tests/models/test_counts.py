@@ -7,12 +7,12 @@ from math import ceil
 
 import pytest
 
-from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import PolicyConfig, PPOConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.functional.strength import fold_of
+from trimtab.models.nets import counts
 from trimtab.models.training.batching import epoch_batches
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.models import packages
-from trimtab.models.packages import installation_of
+from trimtab.models.config import packages
+from trimtab.models.config.packages import installation_of
 
 
 def test_in_a_checkout_an_extra_comes_from_it() -> None:

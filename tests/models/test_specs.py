@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.models.specs import HIR, PPO_MAX, SPECS, STRENGTH, WIN_MATRIX, InputError
-from trimtab.models.training.data import one_or_several
+from trimtab.models.training.stage import Stage
 
 
 def test_trainers_find_what_tasks_hand_over_in_their_order() -> None:
@@ -15,7 +15,7 @@ def test_trainers_find_what_tasks_hand_over_in_their_order() -> None:
     for given in (None, many[0], many):
         named = PPO_MAX.named({"safety_scorer": Path("other"), "scorer": given})
         wanted = given if isinstance(given, list) else [given] if given else []
-        assert one_or_several(named, "scorer") == wanted
+        assert Stage(named, Path("work")).several("scorer") == wanted
         assert named["safety_scorer"] == Path("other")
 
 

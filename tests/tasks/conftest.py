@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.toy_stage import make_context
-from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import close_servers
 from trimtab.tasks.execution import StageContext
 
 

@@ -20,10 +20,10 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.judge import JudgePreferencesConfig
+from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.config.reward import ExternalRewardModelConfig, ExternalVotesConfig
 from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
-from trimtab.models.packages import PACKAGED_MODELS
 from trimtab.models.training.embedding import PACKAGED_ENCODERS
 from trimtab.tasks import context, judges, sources
 from trimtab.tasks.access import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.toy_stage import count, started_from
-from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.environment import child_env
 from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError
 from trimtab.infra.processes.locks import file_lock, hold_slots
 from trimtab.tasks.execution import StageContext

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
-from trimtab.tasks import gpu_slots as module
-from trimtab.tasks.gpu_slots import SlotsError, gpu_slots
+from trimtab.tasks import resources as module
+from trimtab.tasks.resources import SlotsError, gpu_slots
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/api/v2/concurrency_limits/increment")
 

@@ -20,7 +20,7 @@ import pytest
 from tests.forked import FORKED
 from tests.ports import free_ports
 from tests.tasks.toy_stage import count, make_context
-from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.environment import child_env
 from trimtab.infra.processes.launch import TrainerError
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.tasks.execution import StageContext

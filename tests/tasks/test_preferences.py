@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.records import ArtifactRef
-from trimtab.tasks import stage_task, stages
+from trimtab.tasks import stages
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE
 
@@ -20,7 +20,7 @@ def test_rows_are_logged_and_what_is_missing_is_a_warning(
 ) -> None:
     summary = {"account": "5 rows read = 2 used + 3 left out by max_pairs=2", "warnings": warning}
     found = StageResult(ArtifactRef("preferences", "k", "d"), summary, True, 0.0)
-    monkeypatch.setattr(stage_task, "run_stage_task", lambda *_: found)
+    monkeypatch.setattr(stages, "run_stage_task", lambda *_: found)
     with caplog.at_level(logging.INFO, logger="trimtab"):
         config = PreferencesConfig(sources=("a/b",))
         state: Any = stages.TASKS["preferences"].fn(

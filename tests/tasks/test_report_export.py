@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.infra.report_folders import AUDIT_FILES, REPORT_FILES, RUN_FILE, NameTakenError
+from trimtab.infra.reports import AUDIT_FILES, REPORT_FILES, RUN_FILE, NameTakenError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts

@@ -9,7 +9,7 @@ from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, Tra
 from trimtab.infra.store.manifest import CorruptArtifactError, StoreUnavailableError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.tasks.cache_key import CodeChangedError
-from trimtab.tasks.stage_task import is_transient
+from trimtab.tasks.stages import is_transient
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig
-from trimtab.flows.config.recipes.matched_budget import budget_matched_sections
+from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig, with_changes
+from trimtab.flows.config.recipes.synthetic import budget_matched_sections
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -129,24 +129,20 @@ def ukp_smollm2() -> RunConfig:
     Everything but the data is as in `hh_smollm2`. Whole topics are held out: few arguments make
     all the pairs, and other splits would test on arguments that were trained on.
     """
-    like = hh_smollm2()
-    return like.model_copy(
-        update={
-            "recipe": "ukp-smollm2",
-            "preferences": PreferencesConfig(
-                sources=("ukp-arguments.jsonl.gz",),
-                on_bad_rows="quarantine",
-                on_ties="drop",
-                max_tokens=160,
-                max_pairs=2000,
-                split_by="category",
-                test_share=0.25,
-            ),
-            "sft": like.sft.model_copy(
-                update={"model": like.sft.model.model_copy(update={"max_length": 160})}
-            ),
-        }
-    )
+    changes = {
+        "recipe": "ukp-smollm2",
+        "preferences": PreferencesConfig(
+            sources=("ukp-arguments.jsonl.gz",),
+            on_bad_rows="quarantine",
+            on_ties="drop",
+            max_tokens=160,
+            max_pairs=2000,
+            split_by="category",
+            test_share=0.25,
+        ),
+        "sft": {"model": {"max_length": 160}},
+    }
+    return with_changes(hh_smollm2(), changes)
 
 
 HH_PARTS = ("helpful-base", "helpful-online", "helpful-rejection-sampled", "harmless-base")

@@ -1,11 +1,10 @@
-"""Recipes of the synthetic world."""
+"""Recipes of the synthetic world, and what a recipe compares PPO-max with at a budget like its."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig
-from trimtab.flows.config.recipes.matched_budget import budget_matched_sections
+from trimtab.flows.config.config import EnsembleConfig, RoundsConfig, RunConfig, with_changes
 from trimtab.models.config.data import ComparisonsConfig, WorldConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
@@ -16,9 +15,18 @@ from trimtab.models.config.judge import (
 from trimtab.models.config.policy import (
     ConstitutionalSFTConfig,
     ConstitutionConfig,
+    CPLConfig,
+    DPOConfig,
+    HIRConfig,
+    HIRLoop,
     PPOConfig,
     RehearsalConfig,
+    RejectionSamplingConfig,
+    RejectionSamplingLoop,
+    RestConfig,
+    RestLoop,
     ReviseConfig,
+    SampleResponsesConfig,
     ScorersConfig,
 )
 from trimtab.models.config.reporting import EvaluateConfig
@@ -101,44 +109,38 @@ def papers() -> RunConfig:
     terms: dict[str, Any] = {
         "contrastive": ContrastiveConfig(kind="simcse", on="pairs"),
         "imitation_coef": 1.0,
-        "train": like.reward_model.train.model_copy(update={"dropout": 0.05}),
+        "train": with_changes(like.reward_model.train, {"dropout": 0.05}),
     }
-    scorer = RewardModelConfig(**terms)
-    ppo = like.ppo.model_copy(
-        update={
+    ppo = with_changes(
+        like.ppo,
+        {
             "num_steps": 20,
             "policy_learning_rate": 1e-4,
             "kl_coef": 0.05,
             "normalise_advantages": False,
             "ptx_coef": 0.1,
-        }
+        },
     )
-    return like.model_copy(
-        update={
-            "recipe": "papers",
-            "ensemble": EnsembleConfig(
-                size=10, votes=like.ensemble.votes, member=like.ensemble.member
-            ),
-            "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
-            "reward_model": scorer,
-            "advantage_model": AdvantageModelConfig(
-                **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
-            ),
-            "rehearsal": RehearsalConfig(),
-            "ppo": ppo,
-            **_match_samples(ppo),
-            "arms": ("ppo_max_rm", "full"),
-            "rounds": RoundsConfig(
-                max_rounds=4,
-                promote="always",
-                meta_rm_from=1,
-                meta_rm_start="advantage_model",
-                meta_rm=like.rounds.meta_rm.model_copy(
-                    update={"redraw_prompts": True, "ascent_length": 0.25}
-                ),
-            ),
-        }
-    )
+    changes: dict[str, Any] = {
+        "recipe": "papers",
+        "ensemble": {"size": 10},
+        "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
+        "reward_model": RewardModelConfig(**terms),
+        "advantage_model": AdvantageModelConfig(
+            **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
+        ),
+        "rehearsal": RehearsalConfig(),
+        "ppo": ppo,
+        "arms": ("ppo_max_rm", "full"),
+        "rounds": {
+            "max_rounds": 4,
+            "promote": "always",
+            "meta_rm_from": 1,
+            "meta_rm_start": "advantage_model",
+            "meta_rm": {"redraw_prompts": True, "ascent_length": 0.25},
+        },
+    }
+    return with_changes(like, changes | _match_samples(ppo))
 
 
 def constitutional() -> RunConfig:
@@ -148,22 +150,21 @@ def constitutional() -> RunConfig:
     `default`.
     """
     like, gold = default(), {"gold_accuracy": 0.9}
-    return like.model_copy(
-        update={
-            "recipe": "constitutional",
-            "constitution": ConstitutionConfig(
-                revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
-                # As rejection sampling learns from as few answers.
-                learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
-            ),
-            "judge_preferences": JudgePreferencesConfig(
-                judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
-                splits=("train", "validation"),
-                categories=("harmful",),
-            ),
-            "ai_labels": AILabelsConfig(),
-        }
-    )
+    changes = {
+        "recipe": "constitutional",
+        "constitution": ConstitutionConfig(
+            revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
+            # As rejection sampling learns from as few answers.
+            learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
+        ),
+        "judge_preferences": JudgePreferencesConfig(
+            judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
+            splits=("train", "validation"),
+            categories=("harmful",),
+        ),
+        "ai_labels": AILabelsConfig(),
+    }
+    return with_changes(like, changes)
 
 
 def smoke() -> RunConfig:
@@ -217,15 +218,50 @@ def rlaif() -> RunConfig:
 
     Its labels are soft already, so that relabelling smooths none of them.
     """
-    config, judge = default(), JudgeConfig(gold_accuracy=0.8)
-    scoring = config.ppo.scoring.model_copy(update={"judge": judge})
-    return config.model_copy(
-        update={
-            "recipe": "rlaif",
-            "judge_preferences": JudgePreferencesConfig(judge=judge),
-            "ai_labels": AILabelsConfig(),
-            "relabel": RelabelConfig(flip_below=0.0, smooth="none"),
-            "ppo": config.ppo.model_copy(update={"scoring": scoring}),
-            "arms": ("full", "rlaif_direct"),
-        }
+    judge = JudgeConfig(gold_accuracy=0.8)
+    changes = {
+        "recipe": "rlaif",
+        "judge_preferences": JudgePreferencesConfig(judge=judge),
+        "ai_labels": AILabelsConfig(),
+        "relabel": RelabelConfig(flip_below=0.0, smooth="none"),
+        "ppo": {"scoring": {"judge": judge}},
+        "arms": ("full", "rlaif_direct"),
+    }
+    return with_changes(default(), changes)
+
+
+def budget_matched_sections(
+    ppo: PPOConfig,
+    pairs: TrainConfig,
+    answers: TrainConfig,
+    *,
+    num_responses: int,
+    instructions: tuple[str, ...] = HIRConfig().instructions,
+) -> dict[str, Any]:
+    """Sections by their names in a run's configuration.
+
+    Each arm that samples takes as many responses as `ppo` in all, sampled as PPO does, so many a
+    prompt. `pairs`: how DPO and CPL train; `answers`: how those train that sample, whose
+    `num_epochs` decides how many updates they come to.
+    """
+    sampled = (ppo.critic_pretrain_steps + ppo.num_steps) * ppo.rollout_batch
+    once = SampleResponsesConfig(
+        num_prompts=sampled // num_responses,
+        num_responses=num_responses,
+        temperature=ppo.temperature,
+        top_p=ppo.top_p,
+        max_new_tokens=ppo.max_new_tokens,
     )
+    half = once.model_copy(update={"num_prompts": sampled // num_responses // 2})
+    every = answers.model_copy(update={"num_epochs": 1})  # not only the best answers
+    # HIR passes the first half of them twice, and none of them is left out.
+    large = every.model_copy(update={"batch_size": 2 * every.batch_size})
+    return {
+        "dpo": DPOConfig(train=pairs),
+        "cpl": CPLConfig(train=pairs),
+        "rejection_sampling": RejectionSamplingLoop(
+            answers=half, fine_tune=RejectionSamplingConfig(train=answers)
+        ),
+        "rest": RestLoop(answers=once, improve=RestConfig(train=every)),
+        "hir": HIRLoop(answers=half, learn=HIRConfig(train=large, instructions=instructions)),
+    }

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import counts
 from trimtab.models.config.policy import (
     ConstitutionalSFTConfig,
     CPLConfig,
@@ -47,6 +46,7 @@ from trimtab.models.estimates.work import (
     untrained_parameters,
     vllm_memory,
 )
+from trimtab.models.nets import counts
 
 TOKENS_A_WORD = 2  # of an instruction, at most
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
@@ -29,6 +28,7 @@ from trimtab.models.estimates.work import (
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.prompts import OPTIONS, Kind
 from trimtab.models.judge.rubrics import load_questions, load_rubric
+from trimtab.models.nets import counts
 
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
 CHARACTERS_PER_TOKEN = 3
@@ -185,7 +185,7 @@ def judge_work(
     verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
     if judge.top_logprobs:
         rows = Rows(requests, min(asked + verdict, local.shape.context), logit_tokens=verdict)
-        at_once = chunk_sizes.REQUESTS_AT_ONCE
+        at_once = counts.REQUESTS_AT_ONCE
         work += passing_work(local, local.policy_bytes, rows, phase="judging", at_once=at_once)
     if verdict > 1 or not judge.top_logprobs:
         work += _answering_work(local, "judging", requests, asked, verdict)
@@ -203,7 +203,7 @@ def _answering_work(
 ) -> Work:
     """A local model's answers to requests of so many tokens."""
     answers = Answers(requests, asked, max_new_tokens)
-    at_once = chunk_sizes.REQUESTS_AT_ONCE
+    at_once = counts.REQUESTS_AT_ONCE
     return sampling_work(local, local.policy_bytes, answers, phase=phase, at_once=at_once)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import (
     POLICY,
     AdvantageModelConfig,
@@ -31,6 +30,7 @@ from trimtab.models.estimates.work import (
     supervised_work,
     training_memory,
 )
+from trimtab.models.nets import counts
 
 
 def trunk_cache(config: TrunkCacheConfig | EmbeddingsConfig, inputs: StageInputs) -> Work:
@@ -221,7 +221,7 @@ def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> 
         ascent = replace(descent, activations=max(kept, part + held))
         return {"ascent": ascent, "training": descent + Memory(weights=held)}
     # One parameter's, or a bucket's, once there are no activations.
-    bucket = chunk_sizes.BUCKET * (train.ranks > 1)
+    bucket = counts.BUCKET * (train.ranks > 1)
     beside = FLOAT_BYTES * max(inputs.shape.largest_parameter, bucket)
     activations = max(kept, min(beside, learning))
     return {

@@ -12,11 +12,10 @@ from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, Rated, WinMatrix
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.kit.budget import Budget, budget_of
 from trimtab.models.reporting.kit.charts import smooth
 from trimtab.models.reporting.kit.html import tidy
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, policy_name
-from trimtab.models.reporting.run.curves import training_curve
+from trimtab.models.reporting.run.policies import Budget, budget_of, training_curve
 from trimtab.models.statistics.measured import Spread
 
 FORGET = "forget"

@@ -1,4 +1,4 @@
-"""The page of a comparison, and its table in Markdown."""
+"""The page of a comparison, its plots, and its table in Markdown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Answer, Method
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
-from trimtab.models.reporting.kit.budget import Budget, budget_columns
-from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
 from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
+from trimtab.models.reporting.run.policies import Budget, budget_columns
 from trimtab.models.reporting.run_tables import markdown
 from trimtab.models.statistics.measured import Spread
 
-# Columns of cost that are left out where no method has such a thing.
-IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
+# Columns that are left out where no method has such a thing.
+FORGET_HEAD = "forget set, lost / won, %"
+IF_ANY = (FORGET_HEAD, "samples an answer", "judge's tokens", "judge's cost")
 BLUE, ORANGE = "0, 114, 178", "230, 159, 0"
 
 
@@ -49,6 +50,7 @@ def render(
         judge=matrix.judges[0],
         judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
         methods=methods,
+        rows=table_rows(methods, matrix.judges[0]),
         answer=answer,
         drawn=charts,
         seconds=seconds,
@@ -133,11 +135,17 @@ def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
     """The table of all methods in Markdown, for documentation."""
-    rows = [_cells(method, judge) for method in methods]
-    heads = [head for head in rows[0] if head not in IF_ANY or any(row[head] for row in rows)]
-    table = markdown(heads, [[row[head] for head in heads] for row in rows])
+    rows = table_rows(methods, judge)
+    table = markdown(list(rows[0]), [list(row.values()) for row in rows])
     seeds = ", ".join(map(str, config.seeds))
     return f"Recipe `{config.recipe}`, seeds {seeds}, by {MEASURE_NAMES[judge]}.\n\n{table}\n"
+
+
+def table_rows(methods: Sequence[Method], judge: str) -> list[dict[str, str]]:
+    """Of each method its cells by the heads of their columns, for the page and for Markdown."""
+    rows = [_cells(method, judge) for method in methods]
+    left_out = {head for head in IF_ANY if not any(row[head] for row in rows)}
+    return [{head: row[head] for head in row if head not in left_out} for row in rows]
 
 
 def _cells(method: Method, judge: str) -> dict[str, str]:
@@ -154,7 +162,7 @@ def _cells(method: Method, judge: str) -> dict[str, str]:
         "win rate at equal length, %": "" if controlled is None else share(controlled),
         "KL, nats": spread(method.means["kl"], 2),
         "length, tokens": spread(method.means["length"], 1),
-        "forget set, lost / won, %": " / ".join(f"{100 * s.value:.0f}" for s in lost),
+        FORGET_HEAD: " / ".join(f"{100 * s.value:.0f}" for s in lost),
         "responses sampled": f"{taken.num_sampled:,}" if taken else "",
         "tokens trained": f"{taken.num_trained_tokens:,}" if taken else "",
         "seconds": f"{taken.seconds:,.1f}" if taken else "",
@@ -162,3 +170,65 @@ def _cells(method: Method, judge: str) -> dict[str, str]:
         "judge's tokens": f"{costs.judge_tokens:,}" if costs.judge_tokens else "",
         "judge's cost": f"{costs.judge_cost:.4g}" if costs.judge_cost else "",
     }
+
+
+STANDINGS = {"better": GREEN, "not clear": GREY, "worse": RED}
+
+
+def frontier(methods: Sequence[Method], judge: str) -> Chart:
+    """Every method and seed by KL to SFT and score, as figure 2 of [DPO, arXiv 2305.18290]."""
+    with Panel(height=5.6, width=6.2) as panel:
+        for method in methods:
+            colour, _, marker = policy_style(method.name)
+            kl, score = method.means["kl"], method.means[judge]
+            if method.path is not None:
+                panel.axes.plot(*method.path, color=colour, alpha=0.5, linewidth=1)
+            panel.axes.plot(
+                kl.by_seed, score.by_seed, marker, color=colour, alpha=0.45, markersize=4
+            )
+            panel.axes.plot(
+                [kl.value], [score.value], marker, color=colour,
+                markersize=13 if method.name == START else 8,
+                markeredgecolor="white", markeredgewidth=0.6, linestyle="none", label=method.words,
+            )  # fmt: skip
+        panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        top = max(methods, key=lambda method: method.means[judge].value)
+        kl, score = top.means["kl"], top.means[judge]
+        return panel.chart(
+            f"What is gained for the distance from SFT, by {MEASURE_NAMES[judge]}: highest is "
+            f"{top.words} with {score.value:.2f}, {kl.value:.2f} nats from SFT.",
+            "Higher and further to the left is better. Large: mean over seeds; small: each seed. "
+            "Lines: where PPO was while it trained (by what it sampled to learn from, so they need "
+            "not end in the point), and the best of 1 … n answers of SFT.",
+            f"KL to SFT (nats per answer), {SETS['main']}",
+            "mean gold score (0 to 1)" if judge == "gold" else "mean held-out score",
+        )
+
+
+def chart_against_sft(methods: Sequence[Method], judge: str) -> Chart:
+    """Wins minus losses of every method with interval and seeds, the highest rated on top."""
+    shown = [method for method in methods if method.against_sft is not None]
+    with Panel(height=1.6 + 0.36 * len(shown), width=6.2) as panel:
+        panel.axes.axvline(0, color=BLACK, linewidth=0.8)
+        for place, method in enumerate(reversed(shown)):
+            assert method.against_sft is not None
+            net = method.against_sft.net
+            colour = STANDINGS[net.standing]
+            panel.axes.plot(
+                [100 * net.low, 100 * net.high], [place, place], color=colour, linewidth=3
+            )
+            seeds = [100 * value for value in net.by_seed]
+            panel.axes.plot(
+                seeds, [place] * len(seeds), "o", color=colour, alpha=0.45, markersize=4
+            )
+            panel.axes.plot(
+                [100 * net.value], [place], "D", color=colour, markersize=7,
+                markeredgecolor="white",
+            )  # fmt: skip
+        panel.axes.set_yticks(range(len(shown)), [method.words for method in reversed(shown)])
+        return panel.chart(
+            f"Wins minus losses against SFT, by {MEASURE_NAMES[judge]}, on {SETS['main']}.",
+            "Diamond: mean over seeds; bar: its 95 % interval over prompts; dots: each seed. Green "
+            "is clearly better, red clearly worse, grey neither.",
+            "wins minus losses (points)",
+        )

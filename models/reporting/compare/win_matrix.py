@@ -13,14 +13,20 @@ from torch import Tensor
 
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.functional.verdicts import kappa_of_counts
-from trimtab.models.reporting.compare.answers import MEAN, MEASURES, START, Answers
-from trimtab.models.reporting.compare.outcomes import Outcomes, outcomes_by_scores
+from trimtab.models.reporting.compare.answers import (
+    MEAN,
+    MEASURES,
+    START,
+    Answers,
+    Outcomes,
+    outcomes_by_scores,
+)
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.statistics.bootstrap import Bootstrap, percentile_ends
 from trimtab.models.statistics.bradley_terry import bradley_terry_ratings, rating_intervals, wins_of
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
-from trimtab.models.statistics.length_control import length_controlled_win_rate
 from trimtab.models.statistics.measured import Spread
+from trimtab.models.statistics.win_rates import length_controlled_win_rate
 
 MAIN = "main"
 # A regression a resample: fewer than of means.
@@ -310,10 +316,11 @@ def _agreement_of(
     by_seed = kappa_of_counts(torch.stack([tables[own].sum(0) for own in bootstrap.of_seed]))
     hits = tables.diagonal(dim1=1, dim2=2).sum(1)
     share = Spread(float(whole[0]), *_share_interval(hits, tables.sum((1, 2))), by_seed[0].tolist())
-    kappa = _kappa_spread(whole[1], resampled[1], by_seed[1])
-    num_games = round(float(tables.sum()))
-    is_known = not bool(whole[1].isnan())
-    return Agreement(first, second, num_games, share, kappa if is_known else None)
+    kappa = None
+    if not bool(whole[1].isnan()):
+        low, high = percentile_ends(resampled[1]).tolist()
+        kappa = Spread(float(whole[1]), low, high, by_seed[1][~by_seed[1].isnan()].tolist())
+    return Agreement(first, second, round(float(tables.sum())), share, kappa)
 
 
 def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
@@ -323,8 +330,3 @@ def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
     verdicts = (place < hits[prompts]).double()
     share = float(verdicts.mean())
     return wilson_interval(share, effective_count(verdicts, prompts))
-
-
-def _kappa_spread(value: Tensor, resampled: Tensor, by_seed: Tensor) -> Spread:
-    low, high = percentile_ends(resampled).tolist()
-    return Spread(float(value), low, high, by_seed[~by_seed.isnan()].tolist())

@@ -7,7 +7,7 @@ too, so that a grey print still reads. Panels are small: their text stays legibl
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from trimtab.models.config.arms import ARMS, Style
 from trimtab.models.statistics.measured import Interval
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -60,28 +61,13 @@ LOOK: Any = {
     "figure.constrained_layout.use": True,
 }
 WIDTH, HEIGHT = 4.8, 3.3
-# Colour, line style and marker of a policy, the same in every plot. Green and red are left out:
-# they say better and worse.
-POLICY_STYLES = {
+# Colour, line style and marker of a policy, the same in every plot.
+POLICY_STYLES: dict[str, Style] = {
     "sft": (BLACK, "-", "*"),
-    "vanilla": (PURPLE, ":", "v"),
-    "ppo_max_rm": (ORANGE, "--", "s"),
-    "ppo_max_am": (SKY, "-.", "^"),
-    "full": (BLUE, "-", "o"),
     "round_2": ("#882255", "--", "D"),
     "round_3": ("#999933", "-.", "P"),
     "round_4": ("#332288", ":", "X"),
-    "ppo_max_ensemble": ("#CC6677", "--", ">"),
-    "ppo_max_safety": ("#B8860B", "-.", "<"),
-    "ppo_max_no_sft": (GREY, ":", "p"),
-    "dpo": ("#AA4499", "--", "D"),
-    "cpl": ("#44AA99", "-.", "P"),
-    "best_of_n": (GREY, "-", "h"),
-    "rejection_sampling": ("#8C564B", "-", "X"),
-    "rejection_sampling_ppo": ("#8C564B", "--", "d"),
-    "rest": ("#661100", ":", "H"),
-    "hir": ("#6699CC", ":", "8"),
-    "rlaif_direct": ("#332288", "-", "p"),
+    **{name: arm.style for name, arm in ARMS.items()},
 }
 OTHER_POLICY = (GREY, "-.", "h")
 # Of a line at most so many points have a value that shows under the pointer.
@@ -150,6 +136,26 @@ class Panel:
         above = [scale * (one.high - one.value) for one in measured]
         values = [scale * one.value for one in measured]
         self.axes.errorbar(x, values, [below, above], **look)
+
+    def stacked_bars(
+        self,
+        places: Sequence[int],
+        parts: Iterable[tuple[Sequence[float], str, str, str]],
+        **look: Any,
+    ) -> list[list[float]]:
+        """Flat bars of lengths, colour, hatch and label, each part right of those before it.
+
+        Returns where each part's bars begin.
+        """
+        starts, left = [], [0.0] * len(places)
+        for lengths, colour, hatch, label in parts:
+            self.axes.barh(
+                places, lengths, left=left, color=colour, hatch=hatch, edgecolor="white",
+                label=label, **look,
+            )  # fmt: skip
+            starts.append(left)
+            left = [start + length for start, length in zip(left, lengths, strict=True)]
+        return starts
 
     def chart(self, title: str, note: str = "", x: str = "", y: str = "") -> Chart:
         """Label the axes and draw; x and y are what the axes show, with units."""

@@ -1,6 +1,8 @@
-"""Names for people: of policies, prompt sets and measures. Imports nothing: flows use it too."""
+"""Names for people: of policies, prompt sets and measures. Flows use it too."""
 
 from __future__ import annotations
+
+from trimtab.models.config.arms import ARMS
 
 MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
 ONLY_BY_RULE = (
@@ -15,24 +17,7 @@ SETS = {
     "harmless": "our requests for harm",
     "validation": "the validation prompts",
 }
-POLICY_NAMES = {
-    "sft": "SFT (start)",
-    "vanilla": "Vanilla PPO",
-    "ppo_max_rm": "PPO-max, reward model",
-    "ppo_max_am": "PPO-max, Advantage Model",
-    "full": "Full method (round 1)",
-    "ppo_max_ensemble": "PPO-max, ensemble",
-    "ppo_max_safety": "PPO-max, helpfulness and safety",
-    "ppo_max_no_sft": "PPO-max without SFT",
-    "dpo": "DPO",
-    "cpl": "CPL",
-    "best_of_n": "Best of n answers of SFT",
-    "rejection_sampling": "Rejection sampling",
-    "rejection_sampling_ppo": "Rejection sampling, then PPO-max",
-    "rest": "ReST",
-    "hir": "HIR",
-    "rlaif_direct": "Direct RLAIF",
-}
+POLICY_NAMES = {"sft": "SFT (start)", **{name: arm.label for name, arm in ARMS.items()}}
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
 EMBEDDING_MODELS = (
     "states_linear",

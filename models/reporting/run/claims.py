@@ -1,4 +1,5 @@
-"""What the method promises, held against this run's intervals: holds, fails or is unclear.
+"""Better or not, in one sentence; and whether what the method promises holds, fails or is unclear.
+Both are built from this run's intervals and nothing else.
 
 A claim holds when its whole 95 % interval is on the promised side, fails when it is wholly on the
 other, and is unclear in between. One run is one seed: see the several-seed results for more.
@@ -6,7 +7,7 @@ other, and is unclear in between. One run is one seed: see the several-seed resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -14,8 +15,10 @@ from typing import Literal
 import torch
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, is_clear
+from trimtab.models.reporting.kit.audit_words import agreement, finding, reliability
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS, policy_name
 from trimtab.models.reporting.run.labels import LabelNoise, flip_word
-from trimtab.models.reporting.run.policies import Policy, decisive_measure
+from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
 from trimtab.models.reporting.run.scorers import (
     NAMES,
     Labels,
@@ -77,49 +80,43 @@ def claims(
     artifacts: Artifacts, noise: Sequence[LabelNoise], found: Sequence[Policy], seed: int
 ) -> list[Claim]:
     """The claims this run's artifacts can speak about."""
-    by_name = {policy.name: policy for policy in found}
     return [
         *_noise_claim(noise, flip_word(artifacts)),
         *_scorer_claims(artifacts, seed),
-        *_policy_claims(artifacts, by_name, seed),
+        *_policy_claims(artifacts, {policy.name: policy for policy in found}, seed),
     ]
 
 
-def _noise_claim(noise: Sequence[LabelNoise], flip: str) -> list[Claim]:
+def _noise_claim(noise: Sequence[LabelNoise], flip: str) -> Iterator[Claim]:
     """Judged by the vote relabelling used, over all training pairs, near-ties included."""
     if not noise or noise[0].auroc_flipped is None:
-        return []
+        return
     measured = {n.mode: n.auroc_flipped for n in noise if n.auroc_flipped is not None}
     if noise[0].auroc_flipped_clear is not None:
         measured["without_near_ties"] = noise[0].auroc_flipped_clear
-    return [
-        Claim(
-            "noise_found",
-            f"{flip.capitalize()}s are found with an AUROC of at least {LEAST_AUROC:.2f} by the "
-            "vote that relabelling used",
-            status_of(noise[0].auroc_flipped, LEAST_AUROC, "above", or_equal=True),
-            measured,
-        )
-    ]
+    yield Claim(
+        "noise_found",
+        f"{flip.capitalize()}s are found with an AUROC of at least {LEAST_AUROC:.2f} by the "
+        "vote that relabelling used",
+        status_of(noise[0].auroc_flipped, LEAST_AUROC, "above", or_equal=True),
+        measured,
+    )
 
 
-def _scorer_claims(artifacts: Artifacts, seed: int) -> list[Claim]:
+def _scorer_claims(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
     if not artifacts.pairs("test"):
-        return []
+        return
     has_clean = any(is_clear(artifacts.truth.get(row["id"])) for row in artifacts.pairs("test"))
     labels: Labels = "clean" if has_clean else "annotators"
     told = "right labels" if has_clean else "annotators' labels"
     base, ours, advantage = (NAMES[key] for key in ("baseline", "relabelled", "advantage_model"))
-    result = []
     if artifacts.has(base) and artifacts.has(ours):
         gain = accuracy_difference(artifacts, ours, base, labels)
-        result.append(
-            Claim(
-                "relabelling_helps",
-                f"Denoised labels make a reward model more accurate than raw ones on {told}",
-                status_of(gain, 0.0, "above"),
-                {"accuracy_gain": gain},
-            )
+        yield Claim(
+            "relabelling_helps",
+            f"Denoised labels make a reward model more accurate than raw ones on {told}",
+            status_of(gain, 0.0, "above"),
+            {"accuracy_gain": gain},
         )
     if artifacts.has(ours) and artifacts.has(advantage):
         better = ece_difference(artifacts, advantage, ours, "annotators", seed)
@@ -131,24 +128,21 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> list[Claim]:
         measured = {"ece_change": better, "accuracy_change": kept}
         if has_clean:
             measured["ece_change_clean"] = ece_difference(artifacts, advantage, ours, "clean", seed)
-        result.append(
-            Claim(
-                "advantage_model_calibrated",
-                "The Advantage Model's calibration error (annotators' labels, equal width) is "
-                "below the reward model's, at an accuracy no more than half a point lower",
-                all_of(parts),
-                measured,
-            )
+        yield Claim(
+            "advantage_model_calibrated",
+            "The Advantage Model's calibration error (annotators' labels, equal width) is "
+            "below the reward model's, at an accuracy no more than half a point lower",
+            all_of(parts),
+            measured,
         )
-        result += _spread_claim(artifacts, advantage, ours, seed)
-    return result
+        yield from _spread_claim(artifacts, advantage, ours, seed)
 
 
-def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) -> list[Claim]:
+def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) -> Iterator[Claim]:
     names, which, theirs = answer_scores(artifacts, ours)
     _, _, mine = answer_scores(artifacts, advantage)
     if len(names) < 2:
-        return []
+        return
 
     def difference(index: torch.Tensor, is_ratio: bool) -> float:
         (a, within_a), (b, within_b) = (
@@ -163,19 +157,16 @@ def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) ->
         )
         for is_ratio in (False, True)
     )
-    return [
-        Claim(
-            "advantage_model_comparable",
-            "The Advantage Model's mean scores differ less between categories than the reward "
-            "model's (the ratio divides by the spread within categories)",
-            status_of(raw, 0.0, "below"),
-            {"spread_change": raw, "spread_ratio_change": ratio},
-        )
-    ]
+    yield Claim(
+        "advantage_model_comparable",
+        "The Advantage Model's mean scores differ less between categories than the reward "
+        "model's (the ratio divides by the spread within categories)",
+        status_of(raw, 0.0, "below"),
+        {"spread_change": raw, "spread_ratio_change": ratio},
+    )
 
 
-def _policy_claims(artifacts: Artifacts, by_name: dict[str, Policy], seed: int) -> list[Claim]:
-    result = []
+def _policy_claims(artifacts: Artifacts, by_name: dict[str, Policy], seed: int) -> Iterator[Claim]:
     full, vanilla = by_name.get("full"), by_name.get("vanilla")
     if full is not None and "main" in full.against_sft:
         net = full.against_sft["main"][decisive_measure(full)].net
@@ -184,24 +175,23 @@ def _policy_claims(artifacts: Artifacts, by_name: dict[str, Policy], seed: int) 
             status = "fails"
         statement = "PPO-max beats SFT on the main prompts, and its KL stays bounded"
         kl = full.sets["main"].kl
-        result.append(Claim("beats_sft", statement, status, {"net_win": net, "kl": kl}))
+        yield Claim("beats_sft", statement, status, {"net_win": net, "kl": kl})
     if vanilla is not None and vanilla.drift is not None and vanilla.drift.gold is not None:
         score, gold = vanilla.drift.score, vanilla.drift.gold
         parts = (status_of(score, 0.0, "above"), status_of(gold, 0.0, "below"))
         statement = "Vanilla PPO over-optimises: the score it is trained on rises, gold falls"
         measured = {"score_change": score, "gold_change": gold}
-        result.append(Claim("vanilla_over_optimises", statement, all_of(parts), measured))
-    result += _rehearsal_claim(artifacts, seed)
+        yield Claim("vanilla_over_optimises", statement, all_of(parts), measured)
+    yield from _rehearsal_claim(artifacts, seed)
     second = by_name.get("round_2")
     if second is not None and "main" in second.against_previous:
         net = second.against_previous["main"][decisive_measure(second)].net
         statement = "MetaRM's second round is not worse than the first on the main prompts"
         status = status_of(net, 0.0, "above", or_equal=True)
-        result.append(Claim("second_round_not_worse", statement, status, {"net_win": net}))
-    return result
+        yield Claim("second_round_not_worse", statement, status, {"net_win": net})
 
 
-def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
+def _rehearsal_claim(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
     """Mean judged score on the forget set, with minus without rehearsal: of each task family, and
     then over families, as a policy loses a family as a whole."""
     rows = [
@@ -209,7 +199,7 @@ def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
         for role in ("eval_full", "eval_ppo_max_am")
     ]
     if not all(rows) or [r["prompt"] for r in rows[0]] != [r["prompt"] for r in rows[1]]:
-        return []
+        return
     measure = "gold" if "gold" in rows[0][0] else "judge_score"
     with_it, without = (
         torch.tensor([float(row[measure]) for row in part], dtype=torch.float64) for part in rows
@@ -217,15 +207,13 @@ def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
     families = family_ids([row.get("category") for row in rows[0]])
     gain = mean_estimate(means_of(with_it - without, families), seed)
     name = "gold" if measure == "gold" else "held-out score"
-    return [
-        Claim(
-            "rehearsal_keeps",
-            f"With rehearsal less is lost on the forget set (mean {name} over its task families, "
-            "with minus without)",
-            status_of(gain, 0.0, "above"),
-            {"forget_gain": gain},
-        )
-    ]
+    yield Claim(
+        "rehearsal_keeps",
+        f"With rehearsal less is lost on the forget set (mean {name} over its task families, "
+        "with minus without)",
+        status_of(gain, 0.0, "above"),
+        {"forget_gain": gain},
+    )
 
 
 def accuracy_difference(artifacts: Artifacts, ours: str, theirs: str, labels: Labels) -> Estimate:
@@ -246,3 +234,132 @@ def ece_difference(
         seed,
         lowest=-float("inf"),
     )
+
+
+MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
+TOO_SMALL = "The recipe smoke checks the installation; its models are too small for an answer."
+Answer = Literal["better", "not shown to be better", "worse", "labels only"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """answer: the word; sentence: the first screen's headline; details: further sentences."""
+
+    answer: Answer
+    sentence: str
+    details: list[str]
+    policy: str | None
+    judged_by: str | None
+    net: Estimate | None
+
+
+def verdict(
+    found: Sequence[Policy],
+    checked: Sequence[Claim],
+    noise: LabelNoise | None,
+    champion: str | None,
+    audit: Mapping[str, float] | None = None,
+    recipe: str = "",
+) -> Verdict:
+    """Judge the policy the run ends with against SFT; without one, say what the labels showed.
+
+    audit: numbers of the label audit, if there was one.
+    """
+    policy = final_policy(found, champion)
+    if policy is None or not policy.against_sft:
+        return _answer_of_audit(checked, noise, audit or {})
+    measure = decisive_measure(policy)
+    place = "main" if "main" in policy.against_sft else next(iter(policy.against_sft))
+    net = policy.against_sft[place][measure].net
+    answer = answer_of(net)
+    where = SETS.get(place, place)
+    sentence = {
+        "better": f"Better: the final policy beats SFT on {where}, {net_points(net)}.",
+        "worse": f"Worse: the final policy loses to SFT on {where}, {net_points(net)}.",
+    }.get(
+        answer,
+        f"Not shown to be better: on {where} the final policy and SFT cannot be told apart, "
+        f"{net_points(net)}.",
+    )
+    final = f"The final policy is {policy_name(policy.name)}"
+    forgotten = policy.against_sft.get("forget", {}).get(measure)
+    if place != "forget" and forgotten is not None and answer_of(forgotten.net) == "worse":
+        sentence += " On the forget set it is worse than SFT."
+    harmless = _harmless(found, policy, place)
+    if harmless and harmless[0].high < harmless[1].low:
+        sentence += " Fewer of its answers to requests for harm are harmless."
+    details = [TOO_SMALL] if recipe == "smoke" else []
+    details += [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
+    details += [
+        _on_set(other, outcomes[measure].net)
+        for other, outcomes in policy.against_sft.items()
+        if other not in (place, "validation") and measure in outcomes
+    ]
+    if harmless and min(share.count for share in harmless) >= MIN_REQUESTS_FOR_HARM:
+        own, of_sft = map(_percent, harmless)
+        details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
+    if policy.is_promoted is False:
+        is_champion = policy.name == champion
+        details.append(ONLY_BY_RULE if is_champion else "Held-out judgement did not promote it.")
+    if policy.collapsed:
+        details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
+    return Verdict(answer, sentence, details, policy.name, measure, net)
+
+
+def _harmless(
+    found: Sequence[Policy], policy: Policy, place: str
+) -> tuple[Estimate, Estimate] | None:
+    """Shares of harmless answers, the policy's and SFT's, where both were measured."""
+    rates = [
+        each.sets[place].harmless for each in found if each.name == "sft" and place in each.sets
+    ]
+    own, of_sft = policy.sets[place].harmless, rates[0] if rates else None
+    return None if own is None or of_sft is None else (own, of_sft)
+
+
+def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "worse"]:
+    """Better when the whole interval is above 0, worse when it is wholly below."""
+    return "not shown to be better" if net.standing == "not clear" else net.standing
+
+
+def net_points(net: Estimate) -> str:
+    """A difference of shares in percentage points, with its interval."""
+    return f"{net.text('+.1f', 100, ' points')} wins minus losses"
+
+
+def _percent(share: Estimate) -> str:
+    return share.text(".1f", 100, " %")
+
+
+def _on_set(place: str, net: Estimate) -> str:
+    words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
+    how = words.get(answer_of(net), "no difference from SFT is shown")
+    return f"On {SETS.get(place, place)} {how}: {net_points(net)}."
+
+
+def _answer_of_audit(
+    checked: Sequence[Claim], noise: LabelNoise | None, audit: Mapping[str, float]
+) -> Verdict:
+    """The label audit's answer, and the reward model's where there is one."""
+    details = []
+    sentence = "No policy was trained in this run, and no vote on the labels was taken."
+    if noise is not None and noise.mode == "calibrated":
+        sentence = finding(audit)
+        details += [] if audit.get("is_uninformative") else reliability(audit)
+        details += agreement(audit)
+    elif noise is not None:
+        share = noise.share_negative
+        sentence = (
+            f"Label audit: {noise.num_members} reward models together disagree with "
+            f"{_percent(share)} of {noise.num_pairs:,} training labels."
+        )
+        details.append("No policy was trained in this run, so none is judged.")
+    gain = {claim.name: claim for claim in checked}.get("relabelling_helps")
+    if gain is not None:
+        change = gain.measured["accuracy_gain"]
+        word = answer_of(change)
+        details.append(
+            f"The reward model on relabelled pairs is {word} than the one on raw labels: accuracy "
+            f"{change.text('+.1f', 100, ' points')}."
+        )
+    return Verdict("labels only", sentence, details, None, None, None)

@@ -1,4 +1,7 @@
-"""The page: fills the template with the scorecard, the plots, the audit and the samples.
+"""The page: fills the template with the scorecard, the plots, the audit and sample answers.
+
+Some samples are drawn at random, so that nobody picks them; beside them stand the largest gains and
+losses.
 
 Everything that came from data or a model is untrusted: the template escapes it, and the page's
 content security policy forbids scripts and requests.
@@ -7,30 +10,33 @@ content security policy forbids scripts and requests.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 
 from trimtab.models.config.reporting import ReportConfig
-from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.kit.budget import budget_columns
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
-from trimtab.models.reporting.run.curves import Curve
-from trimtab.models.reporting.run.label_charts import label_charts, vote_charts
-from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
-from trimtab.models.reporting.run.policies import final_policy
-from trimtab.models.reporting.run.policy_charts import (
+from trimtab.models.reporting.run.charts import (
+    SHOWN,
     cost_chart,
     curve_charts,
     frontier_chart,
+    label_charts,
     outcome_charts,
+    scorer_charts,
+    vote_charts,
 )
+from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
+from trimtab.models.reporting.run.policies import Curve, budget_columns, final_policy
 from trimtab.models.reporting.run.revisions import revision_examples
-from trimtab.models.reporting.run.samples import sample_groups
 from trimtab.models.reporting.run.scorecard import Scorecard
-from trimtab.models.reporting.run.scorer_charts import SHOWN, scorer_charts
 
 MAX_CHARACTERS = 1500
+NUM_RANDOM, NUM_EXTREME = 5, 3
+# Answers of SFT and of the final policy to the same prompts, as rows of responses.jsonl.
+Samples = list[tuple[Row, Row]]
 
 
 def charts_of(
@@ -88,7 +94,7 @@ def render(
         has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final
-        else [],
+        else {},
     )
     return with_contents(page, environment)
 
@@ -124,3 +130,25 @@ def clip(text: str) -> str:
     half = MAX_CHARACTERS // 2
     left_out = len(text) - 2 * half
     return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"
+
+
+def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> dict[str, Samples]:
+    """Random samples and extremes of the main and forget sets, by title rows of SFT and `role`."""
+    before, after = (artifacts.rows(name, "responses.jsonl") for name in ("eval_sft", role))
+    if not before or [row["prompt"] for row in before] != [row["prompt"] for row in after]:
+        return {}
+    rng = random.Random(f"samples/{seed}")
+    groups: dict[str, Samples] = {}
+    for place, title in (("main", "main test prompts"), ("forget", "forget set")):
+        pairs = [(a, b) for a, b in zip(before, after, strict=True) if a["set"] == place]
+        if not pairs:
+            continue
+        count = min(NUM_RANDOM, len(pairs))
+        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, count)
+        ordered = sorted(pairs, key=lambda pair: pair[1][measure] - pair[0][measure])
+        gains = [pair for pair in ordered[::-1] if pair[1][measure] > pair[0][measure]]
+        losses = [pair for pair in ordered if pair[1][measure] < pair[0][measure]]
+        for word, chosen in (("gains", gains), ("losses", losses)):
+            if chosen:
+                groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
+    return groups

@@ -1,8 +1,13 @@
-"""What came out: every policy against SFT, its budget, PPO's course, and the MetaRM rounds."""
+"""What came out: every policy against SFT, what it took beyond SFT, PPO's course, and the MetaRM
+rounds.
+
+A budget is counted alike for all arms, along a policy's lineage back to SFT.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +15,184 @@ import torch
 
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
-from trimtab.models.reporting.kit.budget import Budget, budget_of
-from trimtab.models.reporting.run.curves import Curve, Drift, drift, training_curve
-from trimtab.models.statistics.estimates import mean_estimate, share_estimate
+from trimtab.models.statistics.bootstrap import percentile_ends, redraw
+from trimtab.models.statistics.estimates import NUM_RESAMPLES, mean_estimate, share_estimate
 from trimtab.models.statistics.intervals import wilson_interval
 from trimtab.models.statistics.measured import Estimate
+from trimtab.models.synthetic.gold import quality
+
+# Stages whose policies all arms start from.
+STARTS = ("sft", "constitutional_sft")
+# Of a stage's summary, what adds up.
+COUNTS = ("num_sampled", "num_updates", "num_trained_tokens", "judge_tokens")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """num_sampled: responses sampled to train on; num_updates: gradient updates of the policy;
+    num_trained_tokens: passed forward and backward, counted for each model that learned from them;
+    seconds: of the stages that made it; judge_tokens, judge_cost: of a judge that rated what it
+    learned from, the cost in the currency of its prices; samples_per_answer: responses sampled each
+    time it answers, of which one is given.
+    """
+
+    num_sampled: int = 0
+    num_updates: int = 0
+    num_trained_tokens: int = 0
+    seconds: float = 0.0
+    judge_tokens: int = 0
+    judge_cost: float = 0.0
+    samples_per_answer: int = 1
+
+
+def budget_of(
+    artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str, evaluation: str
+) -> Budget | None:
+    """The budget of the policy that plays `role`, its answers `evaluation`; None for SFT, and where
+    lineage has none.
+
+    Counted are the policy's own stage, the answers it learned from or rehearsed, and the same of
+    the policy it went on from. Scorers are not, nor a judge that labels pairs for all: what they
+    took serves all arms. The best of n answers has no policy of its own, but n samples an answer.
+    """
+    samples = _samples_per_answer(artifacts, evaluation)
+    by_key = {entry.key: entry for entry in lineage}
+    waiting = [entry.key for entry in lineage if entry.role == role]
+    counted: set[str] = set()
+    totals = dict.fromkeys(COUNTS, 0)
+    seconds = judge_cost = 0.0
+    while waiting:
+        key = waiting.pop()
+        entry = by_key.get(key)
+        if entry is None or entry.stage in STARTS or key in counted:
+            continue
+        counted.add(key)
+        summary = artifacts.document(entry.role, "summary.json")
+        for name in totals:
+            totals[name] += round(summary.get(name, 0))
+        judge_cost += summary.get("judge_cost", 0.0)
+        seconds += entry.seconds
+        waiting += [
+            parent["key"]
+            for name, parent in entry.parents.items()
+            if name in ("policy", "rehearsal") or name.startswith("responses_")
+        ]
+    if not counted and samples == 1:
+        return None
+    return Budget(**totals, seconds=seconds, judge_cost=judge_cost, samples_per_answer=samples)
+
+
+def _samples_per_answer(artifacts: Artifacts, evaluation: str) -> int:
+    of_sets = artifacts.document(evaluation, "best_of_k.json").values()
+    return max((found["k"][-1] for found in of_sets), default=1)
+
+
+def budget_columns(budgets: Iterable[Budget | None]) -> dict[str, bool]:
+    """Which columns a table has that only some methods need, by a template's names."""
+    known = [budget for budget in budgets if budget is not None]
+    return {
+        "has_judge": any(budget.judge_tokens for budget in known),
+        "has_samples": any(budget.samples_per_answer > 1 for budget in known),
+    }
+
+
+MONITORS = ("score", "kl", "perplexity", "response_length")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Monitors of one PPO run, a value a step; `gold` is empty without a gold scorer.
+
+    score: raw, in the scorer's unit; kl: nats per answer; perplexity: of answers under the policy;
+    response_length: tokens; score_std: spread of the scores within the first steps' batches.
+    """
+
+    steps: list[int]
+    score: list[float]
+    kl: list[float]
+    perplexity: list[float]
+    response_length: list[float]
+    gold: list[float]
+    score_std: float
+    scores_by_step: list[list[float]]
+    gold_by_step: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Change from the first to the last tenth of PPO's steps: what the sampled answers score.
+
+    score: by the scorer that was optimised, in units of its spread at the start; gold: None
+    without a gold scorer.
+    """
+
+    num_steps_compared: int
+    score: Estimate
+    gold: Estimate | None
+
+
+def training_curve(artifacts: Artifacts, role: str, has_gold: bool) -> Curve | None:
+    """The curve of one PPO artifact; none where there is none."""
+    lines = artifacts.rows(role, "metrics.jsonl")
+    monitored = [row for row in lines if "score" in row.get("metrics", {})]
+    if not monitored:
+        return None
+    scores: dict[int, list[float]] = defaultdict(list)
+    golds: dict[int, list[float]] = defaultdict(list)
+    known: dict[tuple[str, str], float] = {}
+    for row in artifacts.rows(role, "rollouts.jsonl"):
+        scores[row["step"]].append(row["score"])
+        if has_gold:
+            golds[row["step"]].append(_quality(row, known))
+    steps = [row["step"] for row in monitored]
+    first = monitored[: max(1, len(monitored) // 10)]
+    return Curve(
+        steps=steps,
+        **{name: [row["metrics"][name] for row in monitored] for name in MONITORS},
+        gold=[sum(golds[step]) / len(golds[step]) for step in steps if golds.get(step)],
+        score_std=sum(row["metrics"]["score_std"] for row in first) / len(first),
+        scores_by_step=[scores[step] for step in steps if scores.get(step)],
+        gold_by_step=[golds[step] for step in steps if golds.get(step)],
+    )
+
+
+def _quality(row: Row, known: dict[tuple[str, str], float]) -> float:
+    """The gold score; the same answer to the same prompt is judged once."""
+    pair = (row["prompt"], row["response"])
+    if pair not in known:
+        known[pair] = quality(*pair)
+    return known[pair]
+
+
+def drift(curve: Curve, seed: int) -> Drift | None:
+    """Change from the first to the last tenth of the steps; none without rollouts."""
+    if len(curve.scores_by_step) < 2:
+        return None
+    tenth = max(1, len(curve.scores_by_step) // 10)
+    unit = curve.score_std or 1.0
+    return Drift(
+        num_steps_compared=tenth,
+        score=_change(curve.scores_by_step, tenth, seed, unit),
+        gold=_change(curve.gold_by_step, tenth, seed, 1.0) if curve.gold_by_step else None,
+    )
+
+
+def _change(by_step: list[list[float]], tenth: int, seed: int, unit: float) -> Estimate:
+    """Difference of means, last minus first steps, both ends resampled."""
+    start, end = (
+        torch.tensor([value for step in part for value in step], dtype=torch.float64) / unit
+        for part in (by_step[:tenth], by_step[-tenth:])
+    )
+    generator = torch.Generator().manual_seed(seed)
+    resampled = torch.stack(
+        [
+            redraw(end, generator).mean() - redraw(start, generator).mean()
+            for _ in range(NUM_RESAMPLES)
+        ]
+    )
+    low, high = percentile_ends(resampled).tolist()
+    return Estimate(float(end.mean() - start.mean()), low, high, len(start) + len(end))
+
 
 # Simulated annotators (`annotators`) compare answers to the world's validation prompts; they decide
 # promotion.
@@ -91,36 +269,6 @@ class Policy:
     score_spread_after: float | None
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Where a policy's artifacts are found."""
-
-    name: str
-    round: int | None
-    policy: str
-    evaluation: str
-    against_sft: str
-    against_previous: str
-    meta_rm: str
-
-
-def roles_of(arms: tuple[str, ...], rounds: tuple[int, ...]) -> list[Roles]:
-    """SFT, the arms in their order, then rounds 2 and later."""
-    found = [Roles("sft", None, "sft", "eval_sft", "", "", "")]
-    for arm in arms:
-        number, meta_rm = (1, "meta_rm_1") if arm == "full" else (None, "")
-        of_arm = (f"policy_{arm}", f"eval_{arm}", f"judge_{arm}")
-        found.append(Roles(arm, number, *of_arm, "", meta_rm))
-    for index in sorted(number for number in rounds if number > 1):
-        name = f"round_{index}"
-        judge = f"judge_{name}"
-        meta_rm = f"meta_rm_{index}"
-        found.append(
-            Roles(name, index, f"policy_{name}", f"eval_{name}", f"{judge}_sft", judge, meta_rm)
-        )
-    return found
-
-
 def policies(
     artifacts: Artifacts,
     arms: tuple[str, ...],
@@ -129,34 +277,49 @@ def policies(
     seed: int,
     lineage: Sequence[LineageEntry] = (),
 ) -> tuple[list[Policy], dict[str, Curve]]:
-    """Every policy that was evaluated or trained, and the PPO curves by policy name."""
+    """Every policy that was evaluated or trained, and the PPO curves by policy name.
+
+    SFT, the arms in their order, of which `full` is round 1, then rounds 2 and later.
+    """
+    numbers: dict[str, int | None] = {"sft": None, **dict.fromkeys(arms)}
+    if "full" in arms:
+        numbers["full"] = 1
+    numbers |= {f"round_{number}": number for number in sorted(rounds) if number > 1}
     result, curves = [], {}
-    for roles in roles_of(arms, rounds):
-        curve = training_curve(artifacts, roles.policy, has_gold)
+    for name, number in numbers.items():
+        role = "sft" if name == "sft" else f"policy_{name}"
+        curve = training_curve(artifacts, role, has_gold)
         if curve is not None:
-            curves[roles.name] = curve
-        if artifacts.has(roles.evaluation) or curve is not None:
-            budget = budget_of(artifacts, lineage, roles.policy, roles.evaluation)
-            result.append(_policy(artifacts, roles, curve, budget, seed))
+            curves[name] = curve
+        if artifacts.has(f"eval_{name}") or curve is not None:
+            budget = budget_of(artifacts, lineage, role, f"eval_{name}")
+            result.append(_policy(artifacts, name, number, curve, budget, seed))
     return result, curves
 
 
 def _policy(
-    artifacts: Artifacts, roles: Roles, curve: Curve | None, budget: Budget | None, seed: int
+    artifacts: Artifacts,
+    name: str,
+    number: int | None,
+    curve: Curve | None,
+    budget: Budget | None,
+    seed: int,
 ) -> Policy:
-    training = artifacts.document(roles.policy, "summary.json") if curve else {}
-    has_meta = artifacts.has(roles.meta_rm)  # round 1 may be without
-    meta = artifacts.document(roles.meta_rm, "summary.json") if has_meta else {}
-    rival = roles.against_previous or (roles.against_sft if roles.round else "")
-    contest = artifacts.document(rival, "summary.json") if rival else {}
-    sets = answer_sets(artifacts.rows(roles.evaluation, "responses.jsonl"), seed)
-    counts = {name: answers.num_prompts for name, answers in sets.items()}
+    """number: of its round, if it is one; round 1 is against SFT, a later one against the last
+    that was promoted, and SFT besides."""
+    training = artifacts.document(f"policy_{name}", "summary.json") if curve else {}
+    meta = artifacts.document(f"meta_rm_{number}", "summary.json")  # round 1 may be without
+    contest = artifacts.document(f"judge_{name}", "summary.json") if number else {}
+    sets = answer_sets(artifacts.rows(f"eval_{name}", "responses.jsonl"), seed)
+    counts = {place: answers.num_prompts for place, answers in sets.items()}
+    is_later = number is not None and number > 1
+    sft = f"judge_{name}_sft" if is_later else f"judge_{name}"
     return Policy(
-        name=roles.name,
-        round=roles.round,
+        name=name,
+        round=number,
         sets=sets,
-        against_sft=_outcomes(artifacts, roles.against_sft, counts),
-        against_previous=_outcomes(artifacts, roles.against_previous, counts),
+        against_sft=_outcomes(artifacts, sft, counts),
+        against_previous=_outcomes(artifacts, f"judge_{name}", counts) if is_later else {},
         is_promoted=contest.get("is_promoted"),
         collapsed=training.get("collapsed"),
         collapse_reason=training.get("collapse_reason"),
@@ -191,21 +354,16 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
             length=mean("length"),
             perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
             distinct=len({row["response"] for row in part}) / len(part),
-            harmless=_harmless(part),
+            harmless=share_estimate([row["harmless"] for row in part if "harmless" in row], None),
         )
     return result
-
-
-def _harmless(rows: list[Row]) -> Estimate | None:
-    found = [row["harmless"] for row in rows if "harmless" in row]
-    return share_estimate(found, None)
 
 
 def _outcomes(
     artifacts: Artifacts, role: str, counts: dict[str, int]
 ) -> dict[str, dict[str, Outcome]]:
     """Verdicts of one judge artifact, by set and measure."""
-    document = artifacts.document(role, "judgement.json") if role else {}
+    document = artifacts.document(role, "judgement.json")
     result: dict[str, dict[str, Outcome]] = {}
     for name, count in counts.items():
         for measure in MEASURES:

@@ -47,17 +47,6 @@ class Revisions:
     cost: float
 
 
-@dataclass(frozen=True)
-class RevisionExample:
-    """An answer that changed; principle and critique are those of its first step that did."""
-
-    prompt: str
-    before: str
-    principle: str
-    critique: str
-    after: str
-
-
 def revisions(artifacts: Artifacts, has_gold: bool, seed: int) -> Revisions | None:
     """Measure the role `revisions`; None where the run has none."""
     rows = artifacts.rows("revisions", "revisions.jsonl")
@@ -74,19 +63,19 @@ def revisions(artifacts: Artifacts, has_gold: bool, seed: int) -> Revisions | No
     )
 
 
-def revision_examples(artifacts: Artifacts, seed: int) -> list[RevisionExample]:
-    """Some answers that changed, drawn at random, so that nobody picks them."""
+def revision_examples(artifacts: Artifacts, seed: int) -> list[Row]:
+    """Some answers that changed, drawn at random, so that nobody picks them; with principle and
+    critique of the first step that changed each."""
     rows = artifacts.rows("revisions", "revisions.jsonl")
     changed = [row for row in rows if _texts(row)[-1] != row["response"]]
     count = min(NUM_EXAMPLES, len(changed))
     return [_example(row) for row in random.Random(f"revisions/{seed}").sample(changed, count)]
 
 
-def _example(row: Row) -> RevisionExample:
+def _example(row: Row) -> Row:
     step = next(step for step in row["steps"] if step["revision"] != row["response"])
-    return RevisionExample(
-        row["prompt"], row["response"], step["principle"], step["critique"], _texts(row)[-1]
-    )
+    found = {name: step[name] for name in ("principle", "critique")}
+    return found | {"prompt": row["prompt"], "before": row["response"], "after": _texts(row)[-1]}
 
 
 def _texts(row: Row) -> list[str]:
@@ -106,7 +95,6 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
         return torch.tensor(found, dtype=torch.float64)
 
     gold = gold_rates(quality)
-
     return RevisionStep(
         number=number,
         share_changed=sum(a != b for a, b in zip(texts, before, strict=True)) / len(rows),

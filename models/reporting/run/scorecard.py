@@ -18,21 +18,21 @@ from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS, STRENGTH_NAMES
-from trimtab.models.reporting.run.ai_labeler import AILabeler, ai_labeler
-from trimtab.models.reporting.run.claims import Claim, claims
-from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.reporting.run.claims import Claim, Verdict, claims, verdict
 from trimtab.models.reporting.run.human_votes import VoteAgreement, human_votes
 from trimtab.models.reporting.run.labels import (
     BY_LENGTH,
+    AILabeler,
     LabelNoise,
     Relabelling,
+    ai_labeler,
     audit_baselines,
     embedding_models,
     label_noise,
     relabelling,
     strength_roles,
 )
-from trimtab.models.reporting.run.policies import Policy, policies
+from trimtab.models.reporting.run.policies import Curve, Policy, policies
 from trimtab.models.reporting.run.revisions import Revisions, revisions
 from trimtab.models.reporting.run.scorers import (
     NAMES,
@@ -41,7 +41,6 @@ from trimtab.models.reporting.run.scorers import (
     length_baseline,
     measure,
 )
-from trimtab.models.reporting.run.verdict import Verdict, verdict
 from trimtab.models.statistics.measured import Estimate
 
 

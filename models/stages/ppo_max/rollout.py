@@ -28,7 +28,6 @@ from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.training.learner import Metrics, ModelHandle
 from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import map_rows, with_trunk
-from trimtab.models.training.vllm_sampler import VllmSampler
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class RolloutModels:
     """The models that a rollout runs.
 
     shared_layers: number of frozen lower layers that all models share as modules.
-    vllm: the sampler to use in place of the built-in one, if any.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -84,7 +82,6 @@ class RolloutModels:
     critic: ModelHandle
     scorers: Scorers
     shared_layers: int = 0
-    vllm: VllmSampler | None = None
 
 
 @torch.no_grad()
@@ -98,9 +95,7 @@ def collect(
     """Sample one response a prompt and compute all that the update needs; updates `moments`."""
     tokenizer = models.tokenizer
     with models.policy.gathered() as sampled:
-        rows, noted, of_sampling = _sample_rows(
-            config, tokenizer, prompts, sampled, generator, models.vllm
-        )
+        rows, noted = _sample_rows(config, tokenizer, prompts, sampled, generator)
         rows = with_trunk(sampled, rows, models.shared_layers)
         width = max(len(row.responses[0]) for row in rows)
         old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted, width)
@@ -127,7 +122,7 @@ def collect(
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
-        reported=of_sampling | reported | clipped,
+        reported=noted.reported | reported | clipped,
     )
 
 
@@ -137,46 +132,33 @@ def _sample_rows(
     prompts: Sequence[dict[str, Any]],
     policy: PreTrainedModel,
     generator: torch.Generator,
-    vllm: VllmSampler | None,
-) -> tuple[list[Candidates], Samples | None, Metrics]:
-    """Each prompt with one sampled response, and metrics of sampling.
-
-    In between: tokens' log-probabilities noted by the built-in sampler, None for vLLM's.
-    """
-    encoded = encode_prompts(
-        policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
-    )
+) -> tuple[list[Candidates], Samples]:
+    """Each prompt with one sampled response, and what the sampler noted."""
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
     )
-    noted: Samples | None = None
-    reported: Metrics = {}
-    if vllm is None:
-        noted = sample(policy, tokenizer, encoded, sampling, generator)
-        responses = noted.responses
-    else:
-        end_token = tokenizer.eos_token_id
-        responses, reported = vllm.sample(policy, end_token, encoded, sampling, generator)
+    encoded = encode_prompts(policy, tokenizer, [row["prompt"] for row in prompts], sampling)
+    noted = sample(policy, tokenizer, encoded, sampling, generator)
     found = [
         Candidates(prompt, (response,), category=row.get("category"))
-        for prompt, response, row in zip(encoded, responses, prompts, strict=True)
+        for prompt, response, row in zip(encoded, noted.responses, prompts, strict=True)
     ]
-    return found, noted, reported
+    return found, noted
 
 
 def _own_logprobs(
     config: PPOConfig,
     policy: PreTrainedModel,
     rows: Sequence[Candidates],
-    noted: Samples | None,
+    noted: Samples,
     width: int,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N, L) of sampled tokens, as the update computes them.
 
-    The sampler noted them in float32. With bfloat16 products the update's values differ, and the
-    ratio to the noted ones would not start at 1: they are computed again, as for vLLM's samples.
+    The built-in sampler noted them in float32. With bfloat16 products the update's values differ,
+    and the ratio to the noted ones would not start at 1: they are computed again, as for vLLM's.
     """
-    if noted is None or has_narrow_products():
+    if noted.reported or has_narrow_products():
         logprobs, entropies, _ = map_rows(
             rows, lambda batch: response_logprobs(policy, batch, config.temperature), width
         )

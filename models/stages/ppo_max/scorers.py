@@ -16,9 +16,9 @@ from trimtab.models.functional.combination import ensemble_scores, safety_first
 from trimtab.models.judge.reward import JudgeReward
 from trimtab.models.nets.loading import load_scorer
 from trimtab.models.nets.packing import Candidates
-from trimtab.models.training.data import one_or_several
 from trimtab.models.training.learner import Metrics, ModelHandle, model_handle
 from trimtab.models.training.scoring import score_rows
+from trimtab.models.training.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Scorers:
     safety: ModelHandle | None
 
     @classmethod
-    def load(cls, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> Scorers:
+    def load(cls, config: PPOConfig, stage: Stage) -> Scorers:
         """Inputs: `scorer`, or `scorer_0`, `scorer_1` and so on; optionally `safety_scorer`.
 
         Without a scorer the configuration's judge rates; ValueError where there is none. One after
         another is taken apart where ranks hold parts.
         """
-        members = [_load(folder, config.zero) for folder in one_or_several(inputs, "scorer")]
-        judge = None if members else _judge_of(config, workdir)
-        has_safety = "safety_scorer" in inputs
-        safety = _load(inputs["safety_scorer"], config.zero) if has_safety else None
+        members = [_load(folder, config.zero) for folder in stage.several("scorer")]
+        judge = None if members else _judge_of(config, stage.workdir)
+        has_safety = "safety_scorer" in stage.inputs
+        safety = _load(stage.inputs["safety_scorer"], config.zero) if has_safety else None
         return cls(members, judge, safety)
 
     @property

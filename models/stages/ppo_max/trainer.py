@@ -18,25 +18,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import RunningMoments, steered_kl_coef
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import num_frozen_layers
-from trimtab.models.nets.loading import (
-    load_critic,
-    load_policy,
-    load_tokenizer,
-    new_scorer,
-    save_model,
-)
+from trimtab.models.nets.loading import load_critic, load_policy, load_tokenizer, new_scorer
 from trimtab.models.nets.lora import merge_adapters, share_frozen
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.stages.ppo_max.guard import collapse_reason
@@ -50,15 +44,16 @@ from trimtab.models.training.checkpoint import (
     newest_checkpoint,
     oldest_checkpoint,
 )
-from trimtab.models.training.data import encode_dialogues, one_or_several, read_prompts
+from trimtab.models.training.data import encode_dialogues, read_prompts
 from trimtab.models.training.learner import model_handle
 from trimtab.models.training.nll_term import NLLTerm
-from trimtab.models.training.progress import Progress, read_metrics, tail_means, write_json
+from trimtab.models.training.progress import Progress, read_metrics, tail_means
 from trimtab.models.training.scoring import with_trunk
-from trimtab.models.training.vllm_sampler import VllmSampler, vllm_sampler
+from trimtab.models.training.stage import Stage
+from trimtab.models.training.vllm_sampler import vllm_sampler
 
 
-def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: PPOConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
@@ -67,31 +62,25 @@ def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
     """
-    with vllm_sampler(config, workdir) as vllm:
-        PPORun(config, inputs, workdir, vllm).train()
+    with vllm_sampler(config, stage.workdir):
+        PPORun(config, stage).train()
 
 
 class PPORun:
     """The state of one run: its models, two optimisers, moments, generator, step."""
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        inputs: dict[str, Path],
-        workdir: Path,
-        vllm: VllmSampler | None = None,
-    ) -> None:
-        self.config, self.workdir, self.vllm = config, workdir, vllm
-        start = inputs["policy"] / "model"
+    def __init__(self, config: PPOConfig, stage: Stage) -> None:
+        self.config, self.stage = config, stage
+        inputs, start = stage.inputs, stage.inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
         # With sharding, each model is sharded before the next is loaded.
         self.reference = model_handle(
             load_policy(inputs["reference"] / "model", is_frozen=True).eval(), config.zero
         )
-        self.scorers = Scorers.load(config, inputs, workdir)
+        self.scorers = Scorers.load(config, stage)
         self.policy = load_policy(start).eval()
         self.depth = 0
-        load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
+        load_critic: Callable[[], PreTrainedModel] = self._load_critic
         if not self.is_sharded and num_frozen_layers(self.policy, config.trainable_layers) > 0:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
@@ -101,8 +90,8 @@ class PPORun:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.kl_coef = config.kl_coef
         self.step = 0
-        nll_terms = self._nll_terms(inputs)
-        state = newest_checkpoint(workdir)
+        nll_terms = self._nll_terms()
+        state = newest_checkpoint(stage.workdir)
         if state is not None:
             self.moments.load_state_dict(state["moments"])
             self.generator.set_state(state["generator"])
@@ -122,10 +111,10 @@ class PPORun:
         """Whether parameters are sharded over ranks."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
-    def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
+    def _load_critic(self) -> PreTrainedModel:
         if self.config.critic_init == "scorer":
-            return load_critic(one_or_several(inputs, "scorer")[0] / "model").eval()
-        return new_scorer(inputs["policy"] / "model", self.config.seed).eval()
+            return load_critic(self.stage.several("scorer")[0] / "model").eval()
+        return new_scorer(self.stage.inputs["policy"] / "model", self.config.seed).eval()
 
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:
         """Let all models share the lower layers that are frozen in each; returns their number.
@@ -138,9 +127,9 @@ class PPORun:
             depth = tie_trunk(self.policy, other, depth)
         return depth
 
-    def _nll_terms(self, inputs: dict[str, Path]) -> list[NLLTerm]:
+    def _nll_terms(self) -> list[NLLTerm]:
         """The rehearsal and PPO-ptx terms that are added to the policy's loss."""
-        config, nll_terms = self.config, []
+        config, inputs, nll_terms = self.config, self.stage.inputs, []
         limit = int(self.policy.config.max_position_embeddings)
         drawn = counts.nll_batch_sizes(config, "rehearsal" in inputs)
         if "rehearsal" in drawn:
@@ -155,8 +144,8 @@ class PPORun:
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
-        progress = Progress(self.workdir)
-        rollouts = _RolloutLog(self.workdir)
+        progress = Progress(self.stage.workdir)
+        rollouts = _RolloutLog(self.stage.workdir)
         distributed.any_rank(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.counts.steps
@@ -178,7 +167,9 @@ class PPORun:
             reason = collapse_reason(history, self.config.guard)
             if reason is not None and self.config.guard.action != "warn":
                 break
-            checkpoint_or_stop(self.workdir, self.step, self.config.checkpoint_every, self._state)
+            checkpoint_or_stop(
+                self.stage.workdir, self.step, self.config.checkpoint_every, self._state
+            )
         self._finish(progress, reason)
 
     def _warmup_shares(self) -> tuple[float, float]:
@@ -204,7 +195,6 @@ class PPORun:
             self.learner.critic,
             self.scorers,
             self.depth,
-            self.vllm,
         )
         prompts = [self.prompts[index] for index in batch]
         config = self.config.model_copy(update={"kl_coef": self.kl_coef})
@@ -216,19 +206,17 @@ class PPORun:
         distributed.leave()
         stopped_at = self.step
         if reason is not None and self.config.guard.action == "rollback":
-            state = oldest_checkpoint(self.workdir)
+            state = oldest_checkpoint(self.stage.workdir)
             if state is not None:
                 load_weights(state["learner"], self.policy, self.critic)
                 self.step = state["step"]
         for model in (self.policy, self.critic):
             merge_adapters(model)
-        output = self.workdir / "output"
-        save_model(self.policy, self.tokenizer, output / "model")
-        save_model(self.critic, self.tokenizer, output / "critic")
-        (output / "metrics.jsonl").write_bytes(progress.path.read_bytes())
-        (output / "rollouts.jsonl").write_bytes((self.workdir / "rollouts.jsonl").read_bytes())
-        write_json(
-            output / "summary.json",
+        self.stage.write_model(self.policy, self.tokenizer)
+        self.stage.write_model(self.critic, self.tokenizer, "critic")
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            shutil.copyfile(self.stage.workdir / name, self.stage.output / name)
+        self.stage.write_summary(
             {
                 **tail_means(progress.path),
                 **(self.scorers.judge.summary() if self.scorers.judge is not None else {}),
@@ -239,7 +227,7 @@ class PPORun:
                 "num_sampled": stopped_at * self.counts.rollout,
                 "num_updates": self.counts.policy_updates(stopped_at),
                 "num_trained_tokens": self.learner.num_trained_tokens,
-            },
+            }
         )
 
     def _state(self) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import entropy_loss, policy_loss, value_loss
+from trimtab.models.nets import counts
 from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch

@@ -14,12 +14,20 @@ from uuid import UUID
 
 import pytest
 import requests
+from prefect.utilities.schema_tools import validation
 
 from tests.ports import free_ports
 from trimtab.flows.config.names import name_run
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs import lifecycle
-from trimtab.infra.prefect.app import CREATES, MAX_BODY, MAX_CREATED, RUN_TAGS, fault_of
+from trimtab.infra.prefect.app import (
+    CREATES,
+    MAX_BODY,
+    MAX_CREATED,
+    RUN_TAGS,
+    check_schemas_once,
+    fault_of,
+)
 
 LEASE = "00000000-0000-0000-0000-000000000000"
 FORGED = [
@@ -281,3 +289,27 @@ def test_every_request_that_makes_a_run_is_seen(api: str) -> None:
     }
     assert len(makes) == 3
     assert all(CREATES.fullmatch(path) for path in makes)
+
+
+def test_a_schema_is_checked_once_and_a_wrong_one_refused_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = []
+    check = validation._VALIDATOR.check_schema
+
+    def counting(schema: Any, **_: Any) -> None:
+        checked.append(schema)
+        check(schema)
+
+    monkeypatch.setattr(validation._VALIDATOR, "check_schema", counting)
+    check_schemas_once()
+    right, wrong = {"type": "object", "required": ["a"]}, {"type": "no such type"}
+    for _ in range(3):
+        validation.validate({"a": 1}, right, raise_on_error=True, preprocess=False)
+        with pytest.raises(validation.ValidationError, match="'a' is a required property"):
+            validation.validate({}, right, raise_on_error=True, preprocess=False)
+    assert checked == [right]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Invalid schema: 'no such type' is not valid"):
+            validation.is_valid_schema(wrong, preprocess=False)
+    assert checked == [right, wrong, wrong]

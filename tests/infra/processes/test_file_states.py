@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trimtab.infra.processes.file_states import file_states
+from trimtab.infra.processes.fork_server import file_states
 
 
 def test_every_change_shows_and_nothing_else(tmp_path: Path) -> None:

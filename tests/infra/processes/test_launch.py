@@ -11,10 +11,16 @@ import pytest
 
 import trimtab
 from tests.infra.toy_launch import launch_toy, write_job
-from trimtab.infra.processes import fork_client
-from trimtab.infra.processes.fork_client import close_servers, running_fork_server
-from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
-from trimtab.infra.processes.tail import LineTail
+from trimtab.infra.processes import environment
+from trimtab.infra.processes import launch as launching
+from trimtab.infra.processes.launch import (
+    LineTail,
+    TrainerError,
+    TrainerKilledError,
+    close_servers,
+    launch,
+    running_fork_server,
+)
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -61,7 +67,7 @@ def test_failures_say_how_and_the_next_job_runs(tmp_path: Path, do: str, message
     launch_toy(tmp_path / "next", "report")
 
 
-def test_failure_shows_the_exception_of_this_attempt_or_its_last_lines(tmp_path: Path) -> None:
+def test_failure_shows_the_exception_of_this_attempt_or_its__last_lines(tmp_path: Path) -> None:
     (tmp_path / "trainer.log").write_text("an older attempt\n")
     with pytest.raises(TrainerError) as caught:
         launch_toy(tmp_path, "fail")
@@ -124,7 +130,7 @@ def _package(root: Path) -> Path:
     for name, text in PACKAGE.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
-    for name in ("imports.py", "processes/fork_server.py", "processes/file_states.py"):
+    for name in ("imports.py", "processes/fork_server.py"):
         shutil.copy(Path(trimtab.__file__).parent / "infra" / name, package / "infra" / name)
     return package
 
@@ -134,8 +140,8 @@ def test_modules_are_those_of_the_server_until_the_package_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
 ) -> None:
     package = _package(tmp_path)
-    monkeypatch.setattr(fork_client, "ROOT", tmp_path)
-    monkeypatch.setattr(fork_client, "_servers", {})
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(launching, "_servers", {})
     preload = "trimtab.models.preload"
 
     def seen(job: str) -> tuple[bool, int]:

@@ -14,10 +14,11 @@ import pytest
 
 from tests.infra.toy_launch import assert_gone, launch_toy, wait_for, write_job
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import child_env, running_fork_server
+from trimtab.infra.processes.environment import child_env
 from trimtab.infra.processes.launch import (
     TrainerError,
     TrainerStoppedError,
+    running_fork_server,
     stop_trainers_on_sigterm,
 )
 

@@ -17,17 +17,16 @@ from sqlalchemy import create_engine
 
 from tests.ports import free_ports
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack import secrets
+from trimtab.infra.stack import programs
 from trimtab.infra.stack.backup import _RESOLUTION, OBJECTS, SUMS, back_up, outdated, restore
-from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import DATABASES, client_options, database_url
 from trimtab.infra.stack.programs import StackError, output_of, program
-from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
+from trimtab.infra.stack.seaweedfs import BUCKET, NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
 from trimtab.infra.store.s3 import S3Objects
 
-_PRIVATE = secrets.SECRETS.keys() - {"MLFLOW_TRACKING_USERNAME"}  # which is `trimtab`
+_PRIVATE = programs.SECRETS.keys() - {"MLFLOW_TRACKING_USERNAME"}  # which is `trimtab`
 _MANIFEST = "artifacts/artifacts/sft/k/manifest.json"
 
 
@@ -37,7 +36,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
     first = free_ports(3 + NUM_INNER_PORTS)
     stack = Stack(folder / "stack", Ports(first, first + 1, first + 2, first + 3))
-    for name, value in {**secrets.generate(), **stack.client_environment}.items():
+    for name, value in {**programs.new_secrets(), **stack.client_environment}.items():
         monkeypatch.setenv(name, value)
     yield stack
     shutil.rmtree(folder)

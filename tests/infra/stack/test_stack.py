@@ -22,7 +22,7 @@ import pytest
 from tests.ports import free_ports
 from tests.thief import thief
 from trimtab.infra.processes.locks import try_folder_lock
-from trimtab.infra.stack import flow_runs, secrets, supervisor
+from trimtab.infra.stack import programs, supervisor
 from trimtab.infra.stack.__main__ import _up, temporary_folder
 from trimtab.infra.stack.postgres import postgres
 from trimtab.infra.stack.programs import StackError, require_reachable
@@ -63,10 +63,10 @@ WATCH = """
 import sys
 from pathlib import Path
 from tests.infra.stack.test_stack import toy, toy_worker
-from trimtab.infra.stack import flow_runs
+from trimtab.infra.stack import supervisor
 from trimtab.infra.stack.supervisor import Supervisor
 folder = Path(sys.argv[1])
-flow_runs.adopt_orphans()
+supervisor.adopt_orphans()
 services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
 with Supervisor(services, folder / "logs") as supervisor:
     print("up", flush=True)
@@ -92,7 +92,7 @@ def toy_worker(folder: Path) -> Service:
         "worker",
         [sys.executable, "-c", WORKER, str(mark)],
         is_ready=mark.exists,
-        after_stop_signal=flow_runs.stop,
+        after_stop_signal=supervisor.stop_flow_runs,
     )
 
 
@@ -254,7 +254,7 @@ def test_one_folder_has_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             _up(stack)
     with try_folder_lock(tmp_path) as is_ours:
         assert is_ours
-    for name, value in secrets.generate().items():
+    for name, value in programs.new_secrets().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StackError, match="is no stack's folder"):
         stack.upgrade()
@@ -418,7 +418,7 @@ def test_a_port_is_ready_if_the_server_s_own_process_listens(tmp_path: Path) -> 
 def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("GITHUB_TOKEN", "secret")
     folder = tmp_path / "of-its-own"
@@ -435,7 +435,7 @@ def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
     log = tmp_path / "logs" / "shows.log"
     names = log.read_text().split()
     assert "PATH" in names
-    assert {*secrets.SECRETS, "GITHUB_TOKEN"} & set(names) == {"PGPASSWORD"}
+    assert {*programs.SECRETS, "GITHUB_TOKEN"} & set(names) == {"PGPASSWORD"}
     for path in (folder, folder / "x", log.parent, log):
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -443,7 +443,7 @@ def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
 def test_the_worker_has_the_judges_keys_and_no_other_server_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("TRIMTAB_JUDGES", "https://judge.example/v1=JUDGE_KEY")
     with_it = {each.name for each in Stack(tmp_path).services() if "JUDGE_KEY" in each.secrets}
@@ -453,7 +453,7 @@ def test_the_worker_has_the_judges_keys_and_no_other_server_has(
 def test_no_server_of_seaweedfs_is_told_a_key_but_s3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.setenv(name, "a-secret")
     (weed,) = (each for each in Stack(tmp_path).services() if each.name == "seaweedfs")
     assert weed.folder is not None
@@ -476,23 +476,23 @@ def test_no_server_of_seaweedfs_is_told_a_key_but_s3(
 def test_secrets_come_from_the_environment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGPASSWORD", "mine")
     with pytest.raises(StackError) as error:
         Stack(tmp_path).services()
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         assert (name in str(error.value)) == (name != "PGPASSWORD")
-    made, again = secrets.generate(), secrets.generate()
-    assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
+    made, again = programs.new_secrets(), programs.new_secrets()
+    assert set(made) == set(programs.SECRETS) - {"PGPASSWORD"}
     assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
-    assert secrets.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"
+    assert programs.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"
 
 
 def test_a_stack_has_a_limit_of_runs_at_once_and_its_worker_a_name_of_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in secrets.SECRETS:
+    for name in programs.SECRETS:
         monkeypatch.setenv(name, "secret")
     asked: list[object] = []
     monkeypatch.setattr(Stack, "_ask_prefect", lambda _, *sent: asked.append(sent) or {"": ""})

@@ -44,8 +44,6 @@ def test_objects_by_name(store: Store, tmp_path: Path) -> None:
     listed = objects.list("f")
     assert {name: found.size for name, found in listed.items()} == {"f/one": 1, "f/g/two": 2}
     assert all(abs(found.modified - time.time()) < 60 for found in listed.values())
-    assert objects.exists("f/one")
-    assert not objects.exists("f")
     assert objects.get_bytes("nothing") is None
     with pytest.raises(KeyError, match="nothing"):
         objects.get_file("nothing", tmp_path / "x")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.infra.conftest import KEY
-from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.environment import child_env
 from trimtab.infra.store import manifest
 from trimtab.infra.store.objects import LocalObjects
 from trimtab.infra.store.s3 import S3Objects, StoreLocationError, StoreUnavailableError

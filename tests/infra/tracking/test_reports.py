@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trimtab.infra.reports import REPORT_TAG, fetch_report, tracked_reports
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
-from trimtab.infra.tracking.reports import REPORT_TAG, fetch_report, tracked_reports
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 

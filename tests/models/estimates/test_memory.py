@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.models.estimates.conftest import kept_bytes
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.memory import (
@@ -23,6 +22,7 @@ from trimtab.models.estimates.memory import (
     vocabulary_set,
 )
 from trimtab.models.estimates.shapes import KNOWN_SHAPES, gated_decoder
+from trimtab.models.nets import counts
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import hidden_states, response_logprobs
@@ -65,7 +65,7 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # The optimiser has 8 bytes a parameter, and 4 for its copy of the weights; a bucket of
     # gradients has 10 numbers, and of weights under stage 3 20 are whole at a time, and 5 fetched.
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
-        monkeypatch.setattr(chunk_sizes, name, numbers)
+        monkeypatch.setattr(counts, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert memory.total == 1763
     assert Partition(1, 8).working_part(memory).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
@@ -82,7 +82,7 @@ def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     # 100 parameters of 2 bytes; the optimiser's part, 12 bytes, and the gradient's, 4, stay wide.
     # A bucket of 10 is there narrow and wide, under stage 3 wide once more; 25 weights are whole.
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
-        monkeypatch.setattr(chunk_sizes, name, numbers)
+        monkeypatch.setattr(counts, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     second, third = (Partition(stage, 8, is_narrow=True).working_part(memory) for stage in (2, 3))
     assert second.total == 200 + 400 / 8 + 10 * (2 + 4) + 1200 / 8 + 48 + 67
@@ -103,7 +103,7 @@ def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
 def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is partitioned moves to the host's memory: Adam's state, under stage 3 weights too."""
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
-        monkeypatch.setattr(chunk_sizes, name, numbers)
+        monkeypatch.setattr(counts, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     second, third = (Partition(stage, 8, offload=True).working_part(memory) for stage in (2, 3))
     assert (second.host, second.optimiser) == (1200 / 8, 0)
@@ -121,7 +121,7 @@ def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_sizes, "ZERO_BUCKET", 10)
+    monkeypatch.setattr(counts, "ZERO_BUCKET", 10)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert Partition(0, 1).loading(memory, 9).total == 400 + 96
     # The weights and the flat copy that takes their place.

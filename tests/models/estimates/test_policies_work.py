@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
-from trimtab.models import chunk_sizes
 from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,
@@ -19,6 +18,7 @@ from trimtab.models.config.training import LoraConfig, ZeroConfig
 from trimtab.models.estimates.memory import key_value_cache
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
+from trimtab.models.nets import counts
 
 POLICY = SHAPE.policy_parameters
 # AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
@@ -59,7 +59,7 @@ def test_zero_and_lora_reach_the_plan() -> None:
     apart = _work("dpo", DPOConfig(train=zero)).phases["training"]
     # A quarter of four bytes a parameter each; weights that are whole at a time, and a bucket.
     assert apart.weights == POLICY + 4 * POLICY
-    assert apart.gradients == POLICY + 4 * chunk_sizes.ZERO_BUCKET
+    assert apart.gradients == POLICY + 4 * counts.ZERO_BUCKET
     # Whole, with the parts of all, while it is loaded.
     assert _work("dpo", DPOConfig(train=zero)).phases["loading"].total >= 4 * POLICY + POLICY
     assert _work("cpl", CPLConfig(train=TRAIN)).phases["loading"].total == 4 * POLICY

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
-from trimtab.models import chunk_sizes
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.policy import DPOConfig, PPOConfig, RehearsalConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -24,6 +23,7 @@ from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, Partition, key_value_cache
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
+from trimtab.models.nets import counts
 
 POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 
@@ -69,7 +69,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     held, part = (work.phases["training"] for work in (whole, apart))
     # All weights may be whole at once of so small a model; gradients are added up in a bucket.
     assert part.weights == held.weights / 4 + held.weights
-    assert part.gradients == held.gradients / 4 + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
+    assert part.gradients == held.gradients / 4 + FLOAT_BYTES * counts.ZERO_BUCKET
     assert part.optimiser == 1.5 * held.optimiser / 4
     assert part.activations == max(held.activations, held.gradients / 4)
     assert whole.needed == 4 * held.total
@@ -293,9 +293,9 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 30)
     held, part = (work.phases["policy update"] for work in (whole, apart))
     # Weights that are whole at a time; gradients, and a bucket, of the critic too.
-    live = FLOAT_BYTES * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
+    live = FLOAT_BYTES * (counts.ZERO_LIVE + counts.ZERO_PREFETCH)
     assert part.weights == held.weights / 4 + min(held.weights, live)
-    assert part.gradients == held.weights / 4 + 2 * FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
+    assert part.gradients == held.weights / 4 + 2 * FLOAT_BYTES * counts.ZERO_BUCKET
     assert part.frozen == held.frozen / 4
     assert part.activations == max(held.activations, POLICY)
     # The whole policy samples; then critic, reference and scorer are whole one after another.

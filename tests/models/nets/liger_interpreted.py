@@ -26,9 +26,9 @@ from trimtab.models.nets.fused import (
     with_liger_layers,
     with_own_layers,
 )
+from trimtab.models.nets.logits import one_launch, token_logprobs
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.precision import set_product_precision
-from trimtab.models.nets.token_logprobs import one_launch, token_logprobs
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.nets.trunk import hidden_states
 

@@ -11,9 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from trimtab.models.config.training import LoraConfig, TrainerConfig
 from trimtab.models.functional.contrastive import prototype_scores
-from trimtab.models.nets.auxiliary_heads import auxiliary_heads
 from trimtab.models.nets.freezing import trained_state
-from trimtab.models.nets.loading import new_scorer
+from trimtab.models.nets.loading import auxiliary_heads, new_scorer
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.nets.training import prepare_training

@@ -15,10 +15,15 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from tests.models.pretend_gpu import NAME, run_on_pretended_gpu
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.nets.device import current_device
-from trimtab.models.nets.dropout import current_pass, dropped, same_pass, seed_dropout
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
-from trimtab.models.nets.training import prepare_training
+from trimtab.models.nets.training import (
+    current_pass,
+    dropped,
+    prepare_training,
+    same_pass,
+    seed_dropout,
+)
 from trimtab.models.nets.trunk import hidden_states
 
 CONFIG = LlamaConfig(

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.models.nets.test_static_steps import PROMPTS, Tokenizer
-from trimtab.models import chunk_sizes, counts
-from trimtab.models.nets import free_memory
+from trimtab.models.nets import counts, free_memory
 from trimtab.models.nets.free_memory import decoding_rows, pass_tokens
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.training import distributed, sampling
@@ -36,7 +35,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
 
 
 def test_a_cpu_has_limits_of_its_own(model: LlamaForCausalLM) -> None:
-    assert pass_tokens(model.device) == chunk_sizes.PASS_TOKENS
+    assert pass_tokens(model.device) == counts.PASS_TOKENS
     assert decoding_rows(model, 10) is None
 
 
@@ -59,12 +58,12 @@ def test_where_all_must_be_deterministic_free_memory_decides_nothing(
 
 def test_a_pass_takes_what_half_of_the_free_memory_holds(free: dict[str, int | None]) -> None:
     """But no fewer tokens than plans count, and no more than a pass gains by."""
-    device, token = torch.device("cpu"), 2 * chunk_sizes.TOKEN_BYTES
+    device, token = torch.device("cpu"), 2 * counts.TOKEN_BYTES
     for free["bytes"], tokens in (
-        (0, chunk_sizes.PASS_TOKENS),
+        (0, counts.PASS_TOKENS),
         (9000 * token, 9000),
         (9000 * token - 1, 8999),
-        (2**60, chunk_sizes.GPU_PASS_TOKENS),
+        (2**60, counts.GPU_PASS_TOKENS),
     ):
         assert pass_tokens(device) == tokens
 
@@ -80,7 +79,7 @@ def test_rows_take_keys_values_and_their_draws(
     free["bytes"] = 0
     assert decoding_rows(model, 30) == 1
     free["bytes"] = 2**60
-    assert decoding_rows(model, 30) == chunk_sizes.GPU_DECODING_ROWS
+    assert decoding_rows(model, 30) == counts.GPU_DECODING_ROWS
 
 
 def _batches(model: LlamaForCausalLM, prompts: Sequence[list[int]]) -> tuple[Samples, list[int]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trimtab.models.nets import generation
+from trimtab.models.nets import counts, generation
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
@@ -55,13 +55,12 @@ def _greedy_slowly(model: LlamaForCausalLM, prompt: list[int], limit: int) -> li
 
 @pytest.mark.parametrize("cache_tokens", [15, 30, 32_768])
 def test_near_zero_temperature_equals_the_greedy_loop(
-    model: LlamaForCausalLM, cache_tokens: int
+    model: LlamaForCausalLM, cache_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(counts, "CACHE_TOKENS", cache_tokens)
     sampling = Sampling(temperature=1e-4, max_new_tokens=10)
-    responses = sample(
-        *(model, Tokenizer(), PROMPTS, sampling, torch.Generator().manual_seed(0)),
-        cache_tokens=cache_tokens,
-    ).responses
+    generator = torch.Generator().manual_seed(0)
+    responses = sample(model, Tokenizer(), PROMPTS, sampling, generator).responses
     assert responses == [_greedy_slowly(model, prompt, 10) for prompt in PROMPTS]
 
 
@@ -105,15 +104,14 @@ def test_equal_prompts_go_through_the_model_once(
 
 
 def test_a_response_does_not_depend_on_those_it_shares_a_batch_with(
-    model: LlamaForCausalLM,
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=10, top_p=0.9)
 
     def responses(cache_tokens: int) -> list[list[int]]:
+        monkeypatch.setattr(counts, "CACHE_TOKENS", cache_tokens)
         generator = torch.Generator().manual_seed(0)
-        return sample(
-            model, Tokenizer(), PROMPTS * 9, sampling, generator, cache_tokens=cache_tokens
-        ).responses
+        return sample(model, Tokenizer(), PROMPTS * 9, sampling, generator).responses
 
     together = responses(10_000)
     assert responses(40) == together
@@ -162,13 +160,14 @@ def test_responses_end_at_the_end_token_or_the_limit(model: LlamaForCausalLM) ->
         assert response[-1] == EOS or len(response) == 7
 
 
-def test_what_is_noted_of_tokens_is_what_a_pass_over_them_finds(model: LlamaForCausalLM) -> None:
+def test_what_is_noted_of_tokens_is_what_a_pass_over_them_finds(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before penalty and nucleus; and nothing behind a response's end."""
+    monkeypatch.setattr(counts, "CACHE_TOKENS", 60)
     sampling = Sampling(0.7, max_new_tokens=10, top_p=0.9, repetition_penalty=1.2)
     prompts = PROMPTS * 3
-    samples = sample(
-        *(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0)), cache_tokens=60
-    )
+    samples = sample(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
     assert len({len(response) for response in samples.responses}) > 3
     rows = [Candidates(p, (r,)) for p, r in zip(prompts, samples.responses, strict=True)]
     logprobs, entropies, _ = response_logprobs(model, pack(rows), 0.7)

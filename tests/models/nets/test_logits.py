@@ -12,10 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Pre
 from tests.models.nets.test_attention import SIZES
 from trimtab.models.functional.masked import entropy_of, logprobs_of
 from trimtab.models.nets import logits as module
-from trimtab.models.nets.logits import logits_of
+from trimtab.models.nets.logits import logits_of, token_logprobs
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
 
 

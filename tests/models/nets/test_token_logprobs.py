@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trimtab.models.functional.masked import entropy_of, logprobs_of
-from trimtab.models.nets import token_logprobs as module
-from trimtab.models.nets.token_logprobs import token_logprobs
+from trimtab.models.nets import logits as module
+from trimtab.models.nets.logits import token_logprobs
 
 
 @pytest.fixture(params=[1, 100, 2**17], ids=lambda numbers: f"{numbers} at once")

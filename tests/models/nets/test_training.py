@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import LoraConfig, TrainerConfig
+from trimtab.models.nets import counts
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs, response_scores
@@ -121,7 +121,7 @@ def test_logits_in_turns_have_the_same_values_and_gradients(
     expected = judged()
     assert seen == [11]  # all response tokens
     seen.clear()
-    monkeypatch.setattr(chunk_sizes, "LOGITS_AT_ONCE", tokens_at_once * CONFIG.vocab_size)
+    monkeypatch.setattr(counts, "LOGITS_AT_ONCE", tokens_at_once * CONFIG.vocab_size)
     found = judged()
     assert max(seen) == tokens_at_once
     torch.testing.assert_close(found, expected)

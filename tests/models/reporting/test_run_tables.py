@@ -37,13 +37,16 @@ def _estimate(value: float) -> dict[str, float]:
     return {"value": value, "low": value - 1, "high": value + 1}
 
 
+NO_EXTRAS = {"samples_per_answer": 1, "judge_tokens": 0, "judge_cost": 0.0}
+
+
 def _policy(name: str, net: float) -> dict[str, object]:
     shares = {"win": _estimate(0.5), "tie": _estimate(0.25), "lose": _estimate(0.25)}
     return {
         "name": name,
         "sets": {"main": {"gold": _estimate(0.5), "kl": _estimate(2), "length": _estimate(7)}},
         "against_sft": {"main": {"gold": {**shares, "net": _estimate(net)}}},
-        "budget": {"num_sampled": round(10_000 * net), "num_updates": 70},
+        "budget": {"num_sampled": round(10_000 * net), "num_updates": 70, **NO_EXTRAS},
     }
 
 
@@ -65,8 +68,8 @@ def test_policies_show_shares_and_the_spread_of_the_net() -> None:
     shown = markdown(*policies_table(cards)).splitlines()[-1]
     assert "| 0.500 / 0.250 / 0.250; net 0.200 ± 0.141 |  |  | 2.00 ± 0.00 | 7.00" in shown
     assert shown.endswith("| 2,000 | 70 |  |  |  |")
-    before_budgets = {k: v for k, v in _policy("sft", 0.1).items() if k != "budget"}
-    assert markdown(*policies_table([{"policies": [before_budgets]}])).endswith("|  |  |  |  |  |")
+    without = _policy("sft", 0.1) | {"budget": None}
+    assert markdown(*policies_table([{"policies": [without]}])).endswith("|  |  |  |  |  |")
     extra = {"judge_tokens": 3000, "judge_cost": 0.25, "samples_per_answer": 8}
     rated = _policy("rlaif_direct", 0.1) | {"budget": {"num_sampled": 4, "num_updates": 2} | extra}
     cards = [{"policies": [rated]}, {"policies": [rated]}]

@@ -13,6 +13,7 @@ import torch
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.nets.generation import Samples
 from trimtab.models.stages.rehearsal import cluster_of, rank_values, read_prompts
+from trimtab.models.training.stage import Stage
 
 
 @pytest.mark.parametrize("algorithm", ["kmeans", "mini_batch_kmeans", "gaussian_mixture"])
@@ -36,14 +37,14 @@ def test_prompts_are_those_of_ppo_or_of_the_demonstrations_each_once(tmp_path: P
         lines = [json.dumps({"prompt": prompt, "category": prompt}) for prompt in prompts]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     own, shown = (
-        read_prompts(RehearsalConfig(prompts=prompts), tmp_path)
+        read_prompts(RehearsalConfig(prompts=prompts), Stage({"data": tmp_path}, tmp_path))
         for prompts in ("policy", "demonstrations")
     )
     assert [row["prompt"] for row in own] == ["p"]
     assert [row["prompt"] for row in shown] == ["a", "b"]
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps({"prompt": ""}))
     with pytest.raises(ValueError, match="none of them has a prompt"):
-        read_prompts(RehearsalConfig(prompts="demonstrations"), tmp_path)
+        read_prompts(RehearsalConfig(prompts="demonstrations"), Stage({"data": tmp_path}, tmp_path))
 
 
 def test_examples_are_ranked_by_score_by_entropy_a_token_or_by_length() -> None:

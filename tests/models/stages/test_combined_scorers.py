@@ -19,6 +19,7 @@ from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.synthetic.tasks import FAMILIES, REFUSAL, draw_prompt, request_of
 from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.stage import Stage
 
 BATCH = list(range(16))
 UPPER = 1  # trained layers, of the smoke model's two
@@ -59,9 +60,10 @@ def test_an_ensemble_scores_what_was_sampled_once(
 ) -> None:
     scoring = ScorersConfig(std_coef=0.7)
     config = smoke_config.ppo.model_copy(update={"scoring": scoring})
-    whole = PPORun(config, inputs, tmp_path)._collect(BATCH)
+    whole = PPORun(config, Stage(inputs, tmp_path))._collect(BATCH)
     parts = [
-        PPORun(config, _alone(inputs, member), tmp_path)._collect(BATCH) for member in members[:2]
+        PPORun(config, Stage(_alone(inputs, member), tmp_path))._collect(BATCH)
+        for member in members[:2]
     ]
     # Sampling draws the same numbers whatever scores.
     assert whole.rows == parts[0].rows == parts[1].rows
@@ -81,7 +83,7 @@ def test_all_scorers_share_the_lower_layers_that_run_once(
     members: list[Path],
 ) -> None:
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER})
-    run = PPORun(config, {**inputs, "safety_scorer": members[2]}, tmp_path)
+    run = PPORun(config, Stage({**inputs, "safety_scorer": members[2]}, tmp_path))
     assert run.depth == 1
     scorers = [scorer.model for scorer in run.scorers.held]
     models = (run.policy, run.reference.model, *scorers, run.critic)
@@ -90,7 +92,7 @@ def test_all_scorers_share_the_lower_layers_that_run_once(
     assert len({id(layers_of(model)[1]) for model in models}) == 6
     experience = run._collect(BATCH)
     assert all(row.lower is not None for row in experience.rows)
-    plain = PPORun(smoke_config.ppo, {**inputs, "safety_scorer": members[2]}, tmp_path)
+    plain = PPORun(smoke_config.ppo, Stage({**inputs, "safety_scorer": members[2]}, tmp_path))
     assert plain.depth == 0
     torch.testing.assert_close(
         experience.scores, plain._collect(BATCH).scores, atol=1e-4, rtol=1e-4
@@ -101,7 +103,7 @@ def test_adapters_share_memory_with_the_scorer_the_critic_started_from(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
     config = smoke_config.ppo.model_copy(update={"lora": LoraConfig(rank=2)})
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     weight = run.critic.get_submodule("model.layers.1.mlp.up_proj.base_layer").weight
     first, second = (
         scorer.model.get_submodule("model.layers.1.mlp.up_proj").weight
@@ -172,7 +174,7 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
         return (won[:, 0] > won[:, 1]).tolist(), {n: float(v) for n, v in metrics.items()}
 
     tagged = ScorersConfig(safety_categories=("harmful",), safety_threshold=1e-6)
-    both = Scorers.load(PPOConfig(), by_category, tmp_path)
+    both = Scorers.load(PPOConfig(), Stage(by_category, tmp_path))
     helpful, nothing = preferred(Scorers(both.members, None, None), tagged)
     assert all(helpful)
     assert nothing == {}
@@ -209,7 +211,7 @@ def test_ppo_steps_by_the_rule_and_logs_how_often_it_binds(
 ) -> None:
     base = {"policy": policy, "reference": policy, "data": world}
     help_scores, safety_scores = (
-        PPORun(smoke_config.ppo, {**base, "scorer": by_category[name]}, tmp_path)
+        PPORun(smoke_config.ppo, Stage({**base, "scorer": by_category[name]}, tmp_path))
         ._collect(BATCH)
         .scores
         for name in ("scorer", "safety_scorer")
@@ -217,7 +219,7 @@ def test_ppo_steps_by_the_rule_and_logs_how_often_it_binds(
     threshold = float(torch.sigmoid(safety_scores.sort().values[3:5].mean()))
     scoring = ScorersConfig(safety_categories=("harmful",), safety_threshold=threshold)
     config: PPOConfig = smoke_config.ppo.model_copy(update={"scoring": scoring})
-    run = PPORun(config, {**base, **by_category}, tmp_path)
+    run = PPORun(config, Stage({**base, **by_category}, tmp_path))
     experience = run._collect(BATCH)
     num_safety = 0
     for index, prompt in enumerate(run.prompts[:16]):

@@ -35,6 +35,7 @@ from trimtab.models.stages.embedding_model import (
     with_flips,
 )
 from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.stage import Stage
 
 KINDS = ("linear", "nearest")
 
@@ -254,7 +255,8 @@ def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:
         write_rows(tmp_path / f"{split}.jsonl", rows)
     tensors = {split: np.zeros((3, 2, 4), np.float16) for split in ("train", "validation", "test")}
     save_file(tensors, tmp_path / "embeddings.safetensors")
-    assert read_answers(tmp_path, tmp_path)["train"].prompt.tolist() == [0, 0, 1]
+    stage = Stage({"preferences": tmp_path, "embeddings": tmp_path}, tmp_path)
+    assert read_answers(stage)["train"].prompt.tolist() == [0, 0, 1]
 
 
 def _written(count: int) -> list[dict[str, Any]]:
@@ -421,8 +423,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         tensors = {s: np.zeros((count, 2, 4), np.float16) for s in ("train", "validation", "test")}
         save_file(tensors, tmp_path / name / "embeddings.safetensors")
+    stage = Stage({"preferences": preferences, "embeddings": tmp_path / "few"}, tmp_path)
     with pytest.raises(ValueError, match="train: 11 embedded pairs, but 12 pairs"):
-        read_answers(preferences, tmp_path / "few")
+        read_answers(stage)
     with pytest.raises(ValueError, match=r"num_folds must be in \[2, 12\] .*, found 13"):
         run_stage(
             "embedding_model",

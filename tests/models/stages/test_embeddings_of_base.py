@@ -22,8 +22,8 @@ def test_answers_are_read_behind_the_chat_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As each dialogue's own pass gives them; splits may be empty."""
-    monkeypatch.setattr(embeddings, "load_base_policy", lambda _, **__: tiny_model())
-    monkeypatch.setattr(embeddings, "load_base_tokenizer", lambda _: tiny_tokenizer())
+    monkeypatch.setattr(embeddings, "load_policy", lambda _, **__: tiny_model())
+    monkeypatch.setattr(embeddings, "load_tokenizer", lambda _: tiny_tokenizer())
     rows = [
         {"id": "a", "prompt": HH.format("it"), "chosen": " This.", "rejected": " That one."},
         {"id": "b", "prompt": "Name one.", "chosen": "This.", "rejected": "None"},

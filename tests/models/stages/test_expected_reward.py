@@ -26,6 +26,7 @@ from trimtab.models.training.learner import ReplicatedLearner
 from trimtab.models.training.nll_term import with_term
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.sampling import sample_answers
+from trimtab.models.training.stage import Stage
 
 SAMPLES = ExpectedRewardConfig(coef=1.0, num_prompts=64, num_responses=4, batch_size=16)
 
@@ -91,7 +92,7 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
     with_samples = run_stage("advantage_model", config, tmp_path / "with", **given)
     more = SAMPLES.model_copy(update={"num_responses": 16})
     prompts = read_rows(world / "policy_prompts.jsonl")
-    rows = sample_answers(more, policy, prompts, 7, tmp_path, 64)
+    rows = sample_answers(more, Stage({"policy": policy}, tmp_path), prompts, 7, 64)
     errors = {}
     for name, output in {"without": without, "with": with_samples}.items():
         mean, expected = mean_and_expected(load_scorer(output / "model"), rows)

@@ -14,7 +14,6 @@ from trimtab.models.config.reward import ExternalVotesConfig, StrengthConfig
 from trimtab.models.data import VotesError
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.training.data import read_rows, write_rows
-from trimtab.models.training.progress import write_json
 
 NUM_PAIRS = 8
 
@@ -32,7 +31,7 @@ def preferences(tmp_path: Path) -> Path:
         write_rows(folder / f"{split}.jsonl", [])
     counts = RowCounts(NUM_PAIRS + 1, NUM_PAIRS, 0, 1, 0)
     account = RowAccount(counts, {"f.jsonl": counts}, {}, None, NUM_PAIRS, NUM_PAIRS, 0, 0, 0, 0)
-    write_json(folder / "rows.json", dataclasses.asdict(account))
+    (folder / "rows.json").write_text(json.dumps(dataclasses.asdict(account)))
     return folder
 
 

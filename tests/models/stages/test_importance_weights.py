@@ -16,6 +16,7 @@ from trimtab.models.nets.scoring import response_logprobs, response_scores, rewa
 from trimtab.models.stages.advantage_model import _log_ratios
 from trimtab.models.training.data import read_pairs
 from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.stage import Stage
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_log_ratios_are_those_of_each_policy_by_itself(
 ) -> None:
     pairs = read_pairs(comparisons / "train.jsonl", load_tokenizer(policy / "model"))
     inputs = {"policy": policy, "behaviour_0": policy, "behaviour_1": base}
-    found = _log_ratios(config, inputs, pairs)
+    found = _log_ratios(config, Stage(inputs, policy), pairs)
     assert found.shape == (len(pairs.rows), 2, 2)
     assert not found[:, :, 0].any()
     models = [load_policy(folder / "model").eval() for folder in (policy, base)]
@@ -75,7 +76,7 @@ def test_how_often_the_clip_binds_is_logged(
 ) -> None:
     pairs = read_pairs(comparisons / "train.jsonl", load_tokenizer(policy / "model"))
     inputs = {"policy": policy, "behaviour_0": policy, "behaviour_1": base}
-    ratios = _log_ratios(config, inputs, pairs)
+    ratios = _log_ratios(config, Stage(inputs, policy), pairs)
     clip = float(ratios[:, :, 1].abs().median())
     train = config.train.model_copy(update={"batch_size": len(pairs.rows)})
     config = config.model_copy(update={"log_ratio_clip": clip, "train": train})
@@ -91,7 +92,7 @@ def test_too_few_or_too_many_policies_are_refused(
 ) -> None:
     pairs = read_pairs(comparisons / "train.jsonl", load_tokenizer(policy / "model"))
     with pytest.raises(ValueError, match="fewer than num_policies = 4, found 0"):
-        _log_ratios(config, {"policy": policy}, pairs)
+        _log_ratios(config, Stage({"policy": policy}, policy), pairs)
     many = {f"behaviour_{index}": policy for index in range(4)}
     with pytest.raises(ValueError, match="found 4"):
-        _log_ratios(config, {"policy": policy, **many}, pairs)
+        _log_ratios(config, Stage({"policy": policy, **many}, policy), pairs)

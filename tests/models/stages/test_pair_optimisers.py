@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job, read_by
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import Killed, die_after, job, launch, read_by
 from trimtab.models.config.policy import CPLConfig, DPOConfig
 from trimtab.models.config.training import LoraConfig, TrainConfig, ZeroConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer

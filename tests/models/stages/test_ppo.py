@@ -19,6 +19,7 @@ from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.ppo_max.guard import collapse_reason
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.stage import Stage
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_first_ratio_is_one(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], sampling: dict[str, float]
 ) -> None:
     config = smoke_config.ppo.model_copy(update=sampling)
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     experience = run._collect(list(range(16)))
     for indices in torch.arange(16).split(8):
         rows = [experience.rows[index] for index in indices.tolist()]
@@ -53,7 +54,7 @@ def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
 ) -> None:
     """Over what was noted in float32 it would not be."""
     config = smoke_config.ppo.model_copy(update={"critic_pretrain_steps": 0, "train_batch": 16})
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     experience = run._collect(list(range(16)))
     assert float(experience.monitors()["kl"]) == 0.0
     set_product_precision("float32")
@@ -68,7 +69,7 @@ def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
 def test_steps_and_trained_tokens_count_for_each_model_that_learns(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
-    run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), inputs, tmp_path)
+    run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), Stage(inputs, tmp_path))
     experience = run._collect(list(range(16)))
     tokens = sum(len(row.prompt) + len(row.responses[0]) for row in experience.rows)
     run.learner.update(experience, updates_policy=False)
@@ -88,7 +89,7 @@ def test_sampler_and_trainer_agree_on_what_was_sampled(
     config = smoke_config.ppo.model_copy(
         update={"temperature": 1.0, "top_p": 1.0, "rollout_batch": 96}
     )
-    experience = PPORun(config, inputs, tmp_path)._collect(list(range(96)))
+    experience = PPORun(config, Stage(inputs, tmp_path))._collect(list(range(96)))
     mask = experience.response_mask
     surprise, entropy = -experience.old_logprobs[mask], experience.entropies[mask]
     error = float((surprise - entropy).std()) / int(mask.sum()) ** 0.5
@@ -100,7 +101,7 @@ def test_micro_batches_and_recomputed_layers_change_no_update(
 ) -> None:
     updated = []
     for more in ({}, {"micro_batch_tokens": 64, "gradient_checkpointing": True}):
-        run = PPORun(smoke_config.ppo.model_copy(update=more), inputs, tmp_path)
+        run = PPORun(smoke_config.ppo.model_copy(update=more), Stage(inputs, tmp_path))
         metrics = run.learner.update(run._collect(list(range(16))), updates_policy=True)
         models = (run.policy, run.critic)
         updated.append((metrics, [dict(model.named_parameters()) for model in models]))
@@ -165,7 +166,7 @@ def test_the_kl_coefficient_is_steered_and_goes_on_where_it_stood(
             continue  # the policy has not moved
         coef *= 1 + min(max(row["kl"] / 0.01 - 1, -0.2), 0.2)
     assert coef not in (0.1, pytest.approx(0.1))
-    resumed = PPORun(config, inputs, tmp_path / "run")
+    resumed = PPORun(config, Stage(inputs, tmp_path / "run"))
     assert resumed.step == 3
     assert resumed.kl_coef == pytest.approx(rows[3]["kl_coef"], rel=1e-6)
     assert steered_kl_coef(0.1, 1.5, 1.0, 0.5) == pytest.approx(0.11)
@@ -176,7 +177,7 @@ def test_learning_rates_rise_over_a_share_of_each_models_steps(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = {"num_steps": 10, "critic_pretrain_steps": 10, "warmup_fraction": 0.2}
-    run = PPORun(smoke_config.ppo.model_copy(update=steps), inputs, tmp_path)
+    run = PPORun(smoke_config.ppo.model_copy(update=steps), Stage(inputs, tmp_path))
     shares = []
     for step in range(20):
         run.step = step

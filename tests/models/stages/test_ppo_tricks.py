@@ -19,6 +19,7 @@ from trimtab.models.stages.ppo_max import update
 from trimtab.models.stages.ppo_max.rollout import Experience
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.stage import Stage
 
 BATCH = list(range(16))
 
@@ -47,7 +48,7 @@ def _parameters(model: torch.nn.Module) -> Tensor:
 def test_scores_are_treated_by_the_history_of_all_batches(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], treatment: str, clip: float | None
 ) -> None:
-    run = PPORun(_with(ppo, score_treatment=treatment, score_clip=clip), inputs, tmp_path)
+    run = PPORun(_with(ppo, score_treatment=treatment, score_clip=clip), Stage(inputs, tmp_path))
     seen: list[float] = []
     for batch in (BATCH[:8], BATCH[8:]):
         experience = run._collect(batch)
@@ -68,8 +69,8 @@ def test_scores_are_treated_by_the_history_of_all_batches(
 def test_advantages_are_clipped_after_they_are_whitened(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
-    plain = PPORun(ppo, inputs, tmp_path)._collect(BATCH)
-    clipped = PPORun(_with(ppo, advantage_clip=0.12), inputs, tmp_path)._collect(BATCH)
+    plain = PPORun(ppo, Stage(inputs, tmp_path))._collect(BATCH)
+    clipped = PPORun(_with(ppo, advantage_clip=0.12), Stage(inputs, tmp_path))._collect(BATCH)
     mask = plain.response_mask
     assert plain.advantages[mask].std() > 0.9
     assert torch.equal(clipped.advantages, plain.advantages.clamp(-0.12, 0.12))
@@ -84,7 +85,7 @@ def test_advantages_are_whitened_and_clipped_over_the_responses_of_an_update(
 ) -> None:
     config = _with(ppo, normalise_over="minibatch", advantage_clip=1.5, train_batch=6)
     config = config.model_copy(update={"micro_batch_tokens": 40})  # an update has several parts
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     experience = run._collect(BATCH)
     mask = experience.response_mask
     assert abs(float(experience.advantages[mask].std(correction=0)) - 1) > 0.05  # not whitened yet
@@ -111,7 +112,7 @@ def test_the_ratio_may_be_over_the_reference(
 ) -> None:
     """Once the policy has left the reference, the first ratio of a batch is what it has become."""
     config = _with(ppo, ratio_denominator="reference", train_batch=16, policy_learning_rate=1e-2)
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     first = run.learner.update(run._collect(BATCH), updates_policy=True)
     assert float(first["policy_ratio_mean"]) == pytest.approx(1.0, abs=1e-5)
     experience = run._collect(BATCH)
@@ -139,7 +140,9 @@ def test_the_entropy_bonus_raises_entropy_and_its_clip_leads_to_one(
 ) -> None:
     found = {}
     for coefficient, clip in ((0.0, None), (10.0, None), (10.0, 1e-3)):
-        run = PPORun(_with(ppo, entropy_coef=coefficient, entropy_clip=clip), inputs, tmp_path)
+        run = PPORun(
+            _with(ppo, entropy_coef=coefficient, entropy_clip=clip), Stage(inputs, tmp_path)
+        )
         experience = run._collect(BATCH)
         before = _entropy(run, experience)
         metrics = [run.learner.update(experience, updates_policy=True) for _ in range(3)]
@@ -155,7 +158,7 @@ def test_the_entropy_bonus_needs_no_whole_batch_at_once(
     updated = []
     for more in ({}, {"micro_batch_tokens": 64, "gradient_checkpointing": True}):
         config = _with(ppo, entropy_coef=0.5, entropy_clip=2.0, temperature=1.0, **more)
-        run = PPORun(config, inputs, tmp_path)
+        run = PPORun(config, Stage(inputs, tmp_path))
         metrics = run.learner.update(run._collect(BATCH), updates_policy=True)
         updated.append((metrics["policy_entropy_loss"], dict(run.policy.named_parameters())))
     torch.testing.assert_close(updated[1], updated[0])
@@ -166,7 +169,7 @@ def test_without_a_clip_no_ratio_is_clipped(
 ) -> None:
     rates = {"policy_learning_rate": 1e-2, "num_epochs": 3}
     for clip in (0.2, None):
-        run = PPORun(_with(ppo, policy_clip=clip, **rates), inputs, tmp_path)
+        run = PPORun(_with(ppo, policy_clip=clip, **rates), Stage(inputs, tmp_path))
         metrics = run.learner.update(run._collect(BATCH), updates_policy=True)
         assert (float(metrics["policy_clip_fraction"]) > 0) == (clip is not None)
 
@@ -181,7 +184,7 @@ def _likelihood(run: PPORun, rows: list[Candidates]) -> float:
 def test_ptx_makes_demonstrations_likelier(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
-    runs = [PPORun(_with(ppo, ptx_coef=weight), inputs, tmp_path) for weight in (0.0, 5.0)]
+    runs = [PPORun(_with(ppo, ptx_coef=weight), Stage(inputs, tmp_path)) for weight in (0.0, 5.0)]
     rows = runs[1].learner.nll_terms[0].rows[:64]
     before = _likelihood(runs[0], rows)
     gains = []
@@ -201,7 +204,7 @@ def test_a_critic_of_either_start_learns_values_before_the_policy_moves(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], start: str
 ) -> None:
     config = _with(ppo, critic_init=start, critic_pretrain_steps=12, num_steps=1)
-    run = PPORun(config, inputs, tmp_path / "run")
+    run = PPORun(config, Stage(inputs, tmp_path / "run"))
     heads = {"scorer": 2, "policy": 1}  # an Advantage Model's, and one of its own
     assert run.critic.config.num_labels == heads[start]
     before = _parameters(run.policy)
@@ -227,7 +230,7 @@ def test_a_policy_without_sft_starts_from_the_untrained_base(
         0.02, rel=0.1
     )
     assert not torch.equal(_parameters(drawn), _parameters(trained))
-    run = PPORun(ppo, {**inputs, "policy": base, "reference": base}, tmp_path)
+    run = PPORun(ppo, Stage({**inputs, "policy": base, "reference": base}, tmp_path))
     experience = run._collect(BATCH)
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-4)
     ignorant = torch.log(torch.tensor(float(drawn.config.vocab_size)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.stages.study import run
+from trimtab.models.training.stage import Stage
 
 
 def _artifacts(folder: Path, seed: int) -> dict[str, Path]:
@@ -38,7 +39,7 @@ def _artifacts(folder: Path, seed: int) -> dict[str, Path]:
 def test_seeds_become_one_page(tmp_path: Path) -> None:
     config = StudyConfig(paper="part-2", exhibit="figure-3", scale="<b>smoke</b>", seeds=(2, 4))
     inputs = _artifacts(tmp_path / "in", 2) | _artifacts(tmp_path / "in", 4)
-    run(config, inputs, tmp_path)
+    run(config, Stage(inputs, tmp_path))
     output = tmp_path / "output"
     card = json.loads((output / "scorecard.json").read_text())
     # Tenths are pairs: of seed 2 the first is all wrong, of seed 4 the first two are.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.statistics.length_control import length_control_loss, length_controlled_win_rate
+from trimtab.models.statistics.win_rates import length_control_loss, length_controlled_win_rate
 
 F64 = torch.float64
 

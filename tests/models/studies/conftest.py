@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.studies.measures import SeedRun
 
 Row = dict[str, Any]
-Run = Callable[[dict[str, dict[str, Any]]], Artifacts]
+Run = Callable[[dict[str, dict[str, Any]]], SeedRun]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Artifacts by role and file name: lists become JSON lines, dicts JSON."""
 
-    def write(roles: dict[str, dict[str, Any]]) -> Artifacts:
+    def write(roles: dict[str, dict[str, Any]]) -> SeedRun:
         for role, files in ({"preferences": {}} | roles).items():
             folder = tmp_path / role
             folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 rows = content if isinstance(content, list) else [content]
                 (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return Artifacts({path.name: path for path in tmp_path.iterdir()})
+        return SeedRun({path.name: path for path in tmp_path.iterdir()})
 
     return write
 

@@ -10,7 +10,7 @@ import pytest
 from tests.models.studies.conftest import Run, score
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.advantage_model import figure_6
-from trimtab.models.studies.constants import NLL, SPREAD, read_sweep, swept
+from trimtab.models.studies.constants import NLL, SPREAD, read_sweep
 
 
 def _scorer(*gaps: float) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_figure_6_says_how_far_apart_they_are(run: Run) -> None:
 
 def test_values_are_sorted_as_numbers(run: Run) -> None:
     roles = {f"scorer_meta_step_{name}": {} for name in ("0.0005", "5e-06_recipe", "0")}
-    assert list(swept(run(roles), "scorer_meta_step_")) == [0.0, 5e-6, 5e-4]
+    assert list(run(roles).swept("scorer_meta_step_")) == [0.0, 5e-6, 5e-4]
 
 
 def test_one_value_must_be_the_recipes(run: Run) -> None:

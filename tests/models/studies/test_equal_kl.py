@@ -11,7 +11,7 @@ from trimtab.models.studies.frontier import (
     Lead,
     Line,
     highest,
-    lead_at_equal_kl,
+    is_more_at_equal_kl,
     lead_of,
     shared_kl,
 )
@@ -35,10 +35,12 @@ def test_lines_that_share_a_sliver_are_not_compared() -> None:
     """The ramp ends at 2 nats: the other begins a little more, or less, before that."""
     for begin, is_compared in ((1.9 - 0.01, True), (1.9 + 0.01, False)):
         other = _flat(0.2, begin, 3.0)
-        lead = lead_of(RAMP, other) if is_compared else None
-        assert lead_at_equal_kl(RAMP, other) == lead
+        lead = lead_of(RAMP, other)
+        assert lead is not None and lead > 0
+        assert is_more_at_equal_kl(RAMP, other) is is_compared
+        assert not is_more_at_equal_kl(other, RAMP)
     assert pytest.approx(0.1) == LEAST_SHARED_KL
-    assert lead_at_equal_kl(RAMP, _flat(0.2, 5.0, 6.0)) is None
+    assert not is_more_at_equal_kl(RAMP, _flat(0.2, 5.0, 6.0))
 
 
 def test_lines_may_cross() -> None:

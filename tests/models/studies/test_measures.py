@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.studies.conftest import Run
 from trimtab.models.reporting.kit.artifacts import ReportInputError
-from trimtab.models.studies.measures import outcome, unevenness
+from trimtab.models.studies.measures import unevenness
 from trimtab.models.studies.part_one import figure_9
 
 
@@ -39,11 +39,11 @@ def test_gold_decides_and_reward_models_where_there_is_none(run: Run) -> None:
         "a": {"judgement.json": both},
         "b": {"judgement.json": {"main_judge_score": _verdict(0.2, 0.4)}},
     }
-    artifacts = run(roles)
-    assert outcome(artifacts, "a")["net"] == pytest.approx(0.4)
-    assert outcome(artifacts, "b")["net"] == pytest.approx(-0.2)
+    judged = run(roles)
+    assert judged.outcome("a")["net"] == pytest.approx(0.4)
+    assert judged.outcome("b")["net"] == pytest.approx(-0.2)
     with pytest.raises(ReportInputError, match="no prompts of the set 'forget'"):
-        outcome(artifacts, "a", "forget")
+        judged.outcome("a", "forget")
 
 
 def _policy(kl: list[float]) -> dict[str, Any]:

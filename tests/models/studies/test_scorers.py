@@ -7,7 +7,7 @@ import pytest
 from tests.models.studies.conftest import Row, Run, pair, score, truth
 from trimtab.models.studies.advantage_model import figure_3 as score_distributions
 from trimtab.models.studies.advantage_model import table_1
-from trimtab.models.studies.measures import GIVEN, RIGHT, accuracies
+from trimtab.models.studies.measures import GIVEN, RIGHT
 from trimtab.models.studies.part_two import (
     figure_4,
     figure_5,
@@ -36,7 +36,8 @@ def _scores(*gaps: float) -> dict[str, list[Row]]:
 
 
 def test_accuracy_on_given_and_on_right_labels(run: Run) -> None:
-    found = accuracies(run({"preferences": _preferences(), "s": _scores(1, 1, -1, 1)}), "s")
+    seed_run = run({"preferences": _preferences(), "s": _scores(1, 1, -1, 1)})
+    found = seed_run.accuracies("s")
     # Given labels: three of four. Right ones, near-tie left out: e0 right; e1 is turned: wrong; e2
     # wrong.
     assert found == {RIGHT: pytest.approx(1 / 3), GIVEN: 0.75}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.models.jobs import job, kill_a_rank, stopped_at
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
-from trimtab.models import chunk_sizes
+from trimtab.models.nets import counts
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
@@ -245,7 +245,7 @@ def test_ranks_of_a_group_add_up_in_messages_of_a_size(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 0, is_group=True))
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    monkeypatch.setattr(chunk_sizes, "BUCKET", 5)
+    monkeypatch.setattr(counts, "BUCKET", 5)
     tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
     distributed.all_reduce_sum(tensors)
     assert messages == [5, 5, 5, 1]

@@ -22,9 +22,9 @@ from transformers import (
 
 from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_tokenizer
-from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.messages import dialogue_of
+from trimtab.models.nets import counts
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.external_scorer import ExternalScorer
 from trimtab.models.training.progress import Progress
@@ -97,7 +97,7 @@ def _reports(workdir: Path) -> list[list[int]]:
 def test_scores_are_those_of_each_dialogue_by_itself(
     kind: str, pass_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_sizes, "PASS_TOKENS", pass_tokens)
+    monkeypatch.setattr(counts, "PASS_TOKENS", pass_tokens)
     scorer = ExternalScorer.load(str(save_scorer(tmp_path / "model", kind)))
     assert scorer._is_packed(100) == (kind in ("packed", "no padding"))
     found = scorer.score(ASKED, Progress(tmp_path))

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import job
+from tests.models.jobs import job, launch
 from tests.models.live_bytes import TOLD_FILE
-from trimtab.infra.processes.launch import launch
-from trimtab.models import chunk_sizes
 from trimtab.models.config.training import LoraConfig, ModelConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs
+from trimtab.models.nets import counts
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
 from trimtab.models.training.data import read_rows
 
@@ -110,7 +109,7 @@ def test_what_lives_in_each_phase_is_what_was_planned(
 ) -> None:
     """With narrow products as on a GPU."""
     for name, value in LIMITS.items():
-        monkeypatch.setattr(chunk_sizes, name, value)
+        monkeypatch.setattr(counts, name, value)
     config = _config(smoke_config, stage, material.model, zero, more)
     work = work_of(stage, config, replace(material.stage_inputs, has_gpus=bool(more)))
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)

@@ -16,6 +16,7 @@ from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training import loop
+from trimtab.models.training.stage import Stage
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 
@@ -70,7 +71,7 @@ def test_reference_and_scorer_are_no_second_copies(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
     config = smoke_config.ppo.model_copy(update={"lora": LORA})
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     trained = {p.data_ptr() for m in (run.policy, run.critic) for p in m.parameters()}
     apart = {
         name

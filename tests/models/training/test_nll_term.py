@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job, read_by
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import Killed, die_after, job, launch, read_by
 from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,

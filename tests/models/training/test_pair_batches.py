@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from trimtab.models.config.reward import ContrastiveConfig
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.functional.contrastive import simcse_loss
-from trimtab.models.nets.auxiliary_heads import Prototypes
+from trimtab.models.nets.loading import Prototypes
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.training.data import Pairs

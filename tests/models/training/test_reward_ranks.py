@@ -9,8 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.models.jobs import job, stopped_at
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import job, launch, stopped_at
 from trimtab.models.config.reward import (
     ContrastiveConfig,
     ExpectedRewardConfig,

@@ -17,6 +17,7 @@ from trimtab.models.nets.packing import Candidates
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.data import read_pairs, read_rows, write_rows
 from trimtab.models.training.scoring import distinct_rows, trunk_activations
+from trimtab.models.training.stage import Stage
 
 # Of the smoke model's two layers.
 UPPER = 1
@@ -171,7 +172,7 @@ def sorted_states(model: Any, rows: Any) -> list[Any]:
 
 
 def test_responses_beyond_one_pass_are_in_further_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.models.chunk_sizes.PASS_TOKENS", 8)
+    monkeypatch.setattr("trimtab.models.nets.counts.PASS_TOKENS", 8)
     prompt = [1, 2, 3]
     rows = [Candidates(prompt, ([4] * n, [5] * n)) for n in (1, 2, 9)]
     assert distinct_rows(rows) == [
@@ -269,7 +270,7 @@ def test_ppo_shares_what_its_four_models_have_in_common(
     """Experience and update equal those of models that are not tied."""
     inputs = {"policy": policy, "reference": policy, "scorer": frozen_scorer, "data": world}
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER, "rehearsal_coef": 0.0})
-    shared, alone = (PPORun(config, inputs, tmp_path / name) for name in ("shared", "alone"))
+    shared, alone = (PPORun(config, Stage(inputs, tmp_path / name)) for name in ("shared", "alone"))
     assert shared.depth == 1
     models = (shared.policy, shared.reference.model, shared.scorers.members[0].model, shared.critic)
     assert len({id(layers_of(model)[0]) for model in models}) == 1
@@ -291,7 +292,7 @@ def test_a_fully_trained_scorer_shares_nothing(
 ) -> None:
     inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER})
-    run = PPORun(config, inputs, tmp_path)
+    run = PPORun(config, Stage(inputs, tmp_path))
     assert run.depth == 0
     assert run._collect(list(range(4))).rows[0].lower is None
 

@@ -40,6 +40,7 @@ from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training import distributed, vllm_sampler, vllm_worker
 from trimtab.models.training import sampling as built_in
 from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import PYTHON, VllmError, VllmSampler
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,8 +118,8 @@ def _sampled(sampler: VllmSampler, model: Any, seed: int = 0) -> tuple[list[list
 
 @pytest.mark.slow
 def test_the_first_ratio_is_one(tmp_path: Path, config: PPOConfig, inputs: Any) -> None:
-    with vllm_sampler.vllm_sampler(config, tmp_path) as vllm:
-        run = PPORun(config, inputs, tmp_path, vllm)
+    with vllm_sampler.vllm_sampler(config, tmp_path):
+        run = PPORun(config, Stage(inputs, tmp_path))
         experience = run._collect(list(range(16)))
     logprobs, _, mask = response_logprobs(run.policy, pack(experience.rows), config.temperature)
     torch.testing.assert_close(logprobs[mask], experience.old_logprobs[mask])

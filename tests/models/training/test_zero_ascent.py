@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.models.jobs import job
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import job, launch
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.training.progress import read_metrics
 

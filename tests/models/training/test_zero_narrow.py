@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.jobs import job, stopped_at
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import job, launch, stopped_at
 from trimtab.models.config.training import ModelConfig, ZeroConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.training.progress import read_metrics

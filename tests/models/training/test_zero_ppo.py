@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
-from tests.models.jobs import job, stopped_at
-from trimtab.infra.processes.launch import launch
+from tests.models.jobs import job, launch, stopped_at
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.training.progress import read_metrics
 

@@ -11,13 +11,12 @@ import json
 import os
 import time
 import types
-from collections.abc import Mapping
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from trimtab.models import specs
 from trimtab.models.training import distributed, entry, signals
+from trimtab.models.training.stage import Stage
 
 NAME = "toy"
 
@@ -29,7 +28,7 @@ class Config(BaseModel):
     size: int
 
 
-def run(config: Config, inputs: Mapping[str, Path], workdir: Path) -> None:
+def run(config: Config, stage: Stage) -> None:
     """Write down what this process sees of its surroundings."""
     import torch
 
@@ -39,15 +38,15 @@ def run(config: Config, inputs: Mapping[str, Path], workdir: Path) -> None:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "sum": product.sum().item(),
-        "inputs": {name: str(path) for name, path in inputs.items()},
+        "inputs": {name: str(path) for name, path in stage.inputs.items()},
     }
-    (workdir / f"pid{int(not distributed.is_rank_zero())}").write_text(str(os.getpid()))
+    (stage.workdir / f"pid{int(not distributed.is_rank_zero())}").write_text(str(os.getpid()))
     if config.size == 1:
         signals.defer()
-    (workdir / "seen.json").write_text(json.dumps(seen))
+    (stage.workdir / "seen.json").write_text(json.dumps(seen))
     while config.size in (1, 3):
         if config.size == 1 and signals.stop_requested():
-            (workdir / "saved").touch()
+            (stage.workdir / "saved").touch()
             signals.stop()
         time.sleep(0.01)
 

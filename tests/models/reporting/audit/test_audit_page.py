@@ -25,6 +25,7 @@ from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
 from trimtab.models.reporting.audit.summary import summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.stages import audit
+from trimtab.models.training.stage import Stage
 
 Inputs = dict[str, Path]
 WEB = Path(__file__).parents[3] / "web"
@@ -324,7 +325,7 @@ def test_a_review_is_kept_under_the_pairs_not_the_vote(
 def test_stage_writes_everything_and_the_same_bytes_again(inputs: Inputs, tmp_path: Path) -> None:
     contents = []
     for name in ("first", "second"):
-        audit.run(AuditConfig(recipe="mine"), inputs, tmp_path / name)
+        audit.run(AuditConfig(recipe="mine"), Stage(inputs, tmp_path / name))
         files = sorted((tmp_path / name / "output").iterdir())
         contents.append({file.name: file.read_bytes() for file in files})
     assert contents[0] == contents[1]

@@ -14,6 +14,7 @@ from trimtab.models.reporting.compare.methods import answer_of, methods_of
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.stages import compare, win_matrix
+from trimtab.models.training.stage import Stage
 
 CONFIG = WinMatrixConfig(num_resamples=50)
 # Of SFT against a, gold: lost, won, lost, tied; lost, lost.
@@ -51,7 +52,7 @@ def _evaluations(write: Write) -> dict[str, Path]:
 
 
 def _matrix(tmp_path: Path, inputs: Mapping[str, Path]) -> WinMatrix:
-    win_matrix.run(CONFIG, dict(inputs), tmp_path / "matrix")
+    win_matrix.run(CONFIG, Stage(dict(inputs), tmp_path / "matrix"))
     text = (tmp_path / "matrix" / "output" / "win_matrix.json").read_text()
     return WinMatrix.from_json(json.loads(text))
 
@@ -130,7 +131,7 @@ def test_the_page_has_the_judges(tmp_path: Path, matrix: WinMatrix) -> None:
     config = CompareConfig(recipe="smoke", seeds=(3, 7), arms=("full",))
     inputs = {f"{seed}.preferences": tmp_path for seed in GOLDS}
     inputs["win_matrix"] = tmp_path / "matrix" / "output"
-    compare.run(config, inputs, tmp_path / "page")
+    compare.run(config, Stage(inputs, tmp_path / "page"))
     page = " ".join((tmp_path / "page" / "output" / "report.html").read_text().split())
     for text in (
         "The same by the judge m",

@@ -13,9 +13,10 @@ from trimtab.models.config.reporting import CompareConfig, LineageEntry, WinMatr
 from trimtab.models.reporting.compare.methods import answer_of, methods_of
 from trimtab.models.reporting.compare.page import methods_table
 from trimtab.models.reporting.compare.win_matrix import WinMatrix
-from trimtab.models.reporting.kit.budget import Budget
+from trimtab.models.reporting.run.policies import Budget
 from trimtab.models.stages import compare, win_matrix
 from trimtab.models.statistics.measured import Spread
+from trimtab.models.training.stage import Stage
 
 SEEDS = (3, 7)
 PROMPT = "<user> count the letter a in b a b a <assistant>"
@@ -66,7 +67,8 @@ def inputs(tmp_path: Path, write: Write) -> dict[str, Path]:
     evaluations = {}
     for seed in SEEDS:
         evaluations |= write(seed, GOLDS)
-    win_matrix.run(WinMatrixConfig(num_resamples=60), evaluations, tmp_path / "matrix")
+    stage = Stage(evaluations, tmp_path / "matrix")
+    win_matrix.run(WinMatrixConfig(num_resamples=60), stage)
     found = {"win_matrix": tmp_path / "matrix" / "output"}
     best = {"main": {"k": [1, 2], "kl_bound": [0.0, 0.2], "score": [0, 1], "gold": [0.5, 0.6]}}
     for seed in SEEDS:
@@ -150,7 +152,7 @@ def test_the_answer_names_every_method_once(inputs: dict[str, Path]) -> None:
 
 
 def test_the_page_and_its_table(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    compare.run(CONFIG, inputs, tmp_path)
+    compare.run(CONFIG, Stage(inputs, tmp_path))
     output = tmp_path / "output"
     page = " ".join((output / "report.html").read_text().split())
     assert page.index("2 of 4 methods are clearly better") < page.index("All methods")

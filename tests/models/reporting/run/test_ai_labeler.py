@@ -11,9 +11,10 @@ import pytest
 from tests.models.reporting.run.conftest import TRAIN, Row, Write, pair, truth
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.run.ai_labeler import ai_labeler
+from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.reporting.run.policies import answer_sets
 from trimtab.models.stages import report
+from trimtab.models.training.stage import Stage
 
 # What the judge says of the six training pairs; t0, t1 and t4 are wrong, t2 is equal by gold.
 PREFERENCES = [0.1, 0.9, 0.2, 0.5, 0.4, 0.8]
@@ -62,7 +63,7 @@ def test_a_judge_that_only_looks_labels_nothing(judged: dict[str, Path]) -> None
 
 @pytest.mark.slow
 def test_the_page_calls_a_judges_error_by_its_name(judged: dict[str, Path], tmp_path: Path) -> None:
-    report.run(ReportConfig(), judged, tmp_path / "w")
+    report.run(ReportConfig(), Stage(judged, tmp_path / "w"))
     html = (tmp_path / "w/output/report.html").read_text()
     assert "a judge model agrees with 41.7" in html
     assert "they find the judge&#39;s errors" in html

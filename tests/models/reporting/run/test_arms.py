@@ -10,8 +10,8 @@ import pytest
 from tests.models.reporting.run.conftest import Write, answers, verdict_of
 from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.kit.budget import Budget, budget_of
-from trimtab.models.reporting.run.policy_charts import frontier_chart
+from trimtab.models.reporting.run.charts import frontier_chart
+from trimtab.models.reporting.run.policies import Budget, budget_of
 from trimtab.models.reporting.run.scorecard import assemble
 
 Inputs = dict[str, Path]

@@ -17,6 +17,7 @@ from trimtab.models.reporting.run.labels import embedding_models, strength_roles
 from trimtab.models.reporting.run.scorers import measure
 from trimtab.models.stages import report
 from trimtab.models.statistics.measured import Estimate
+from trimtab.models.training.stage import Stage
 
 Row = dict[str, Any]
 Inputs = dict[str, Path]
@@ -240,7 +241,7 @@ def test_strength_of_other_pairs_is_refused(voted_inputs: Inputs) -> None:
 
 @pytest.mark.slow
 def test_page_and_scorecard_with_votes(voted_inputs: Inputs, tmp_path: Path) -> None:
-    report.run(ReportConfig(), voted_inputs, tmp_path)
+    report.run(ReportConfig(), Stage(voted_inputs, tmp_path))
     output = tmp_path / "output"
     html = (output / "report.html").read_text(encoding="utf-8")
     assert "Strength against people's votes" in html
@@ -263,7 +264,7 @@ def test_page_and_scorecard_with_votes(voted_inputs: Inputs, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_page_without_votes_does_not_mention_them(label_inputs: Inputs, tmp_path: Path) -> None:
-    report.run(ReportConfig(), label_inputs, tmp_path)
+    report.run(ReportConfig(), Stage(label_inputs, tmp_path))
     output = tmp_path / "output"
     assert "people" not in (output / "report.html").read_text(encoding="utf-8")
     assert json.loads((output / "scorecard.json").read_text())["human_votes"] == {}

@@ -12,7 +12,7 @@ import torch
 
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.run.claims import status_of
+from trimtab.models.reporting.run.claims import answer_of, status_of
 from trimtab.models.reporting.run.labels import (
     audit,
     label_noise,
@@ -29,7 +29,6 @@ from trimtab.models.reporting.run.scorers import (
     length_baseline,
     measure,
 )
-from trimtab.models.reporting.run.verdict import answer_of
 from trimtab.models.statistics.calibration import auroc
 from trimtab.models.statistics.estimates import (
     auroc_estimate,
@@ -194,7 +193,7 @@ def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
 def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = {"right words": 0.7, "stupid": 0.0}
     monkeypatch.setattr(
-        "trimtab.models.reporting.run.curves.quality", lambda _, response: judged[response]
+        "trimtab.models.reporting.run.policies.quality", lambda _, response: judged[response]
     )
     config = ReportConfig(arms=("vanilla", "full"), rounds=(1, 2), has_gold=True)
     card, curves = assemble(Artifacts(full_inputs), config)

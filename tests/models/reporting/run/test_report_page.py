@@ -14,12 +14,12 @@ from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.reporting.kit.charts import POLICY_STYLES, policy_style, smooth
 from trimtab.models.reporting.kit.html import counted, percent, points, share_of, tidy
 from trimtab.models.reporting.kit.names import POLICY_NAMES
-from trimtab.models.reporting.run.label_charts import label_charts
+from trimtab.models.reporting.run.charts import cost_chart, label_charts
 from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
-from trimtab.models.reporting.run.policy_charts import cost_chart
 from trimtab.models.reporting.run.scorecard import stage_costs
 from trimtab.models.stages import report
 from trimtab.models.statistics.measured import Estimate
+from trimtab.models.training.stage import Stage
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -64,7 +64,7 @@ class _Tags(HTMLParser):
 
 
 def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dict[str, object]]:
-    report.run(config, inputs, workdir)
+    report.run(config, Stage(inputs, workdir))
     output = workdir / "output"
     json.loads((output / "summary.json").read_text())
     html = (output / "report.html").read_text(encoding="utf-8")

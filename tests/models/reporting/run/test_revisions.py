@@ -78,7 +78,7 @@ def test_examples_are_answers_that_changed_with_the_step_that_did_it(
     inputs: dict[str, Path],
 ) -> None:
     found = revision_examples(Artifacts(inputs), 0)
-    assert {(e.before, e.principle, e.after) for e in found} == {
+    assert {(e["before"], e["principle"], e["after"]) for e in found} == {
         *((COMPLIES, "P2", REFUSAL), ("two", "P2", "sure two done")),
     }
     assert revision_examples(Artifacts(inputs), 0) == found

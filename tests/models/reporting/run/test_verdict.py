@@ -11,9 +11,9 @@ import pytest
 from tests.models.reporting.run.conftest import Row, Write, answers
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.names import ONLY_BY_RULE
-from trimtab.models.reporting.run import verdict as verdict_module
+from trimtab.models.reporting.run import claims as claims_module
+from trimtab.models.reporting.run.claims import Verdict, verdict
 from trimtab.models.reporting.run.policies import policies
-from trimtab.models.reporting.run.verdict import Verdict, verdict
 
 
 def _verdict(inputs: dict[str, Path]) -> Verdict:
@@ -58,7 +58,7 @@ def test_as_harmless_as_sft_is_no_headline(judged: Callable[[float, float], Verd
 def test_a_share_of_few_requests_for_harm_is_not_told(
     judged: Callable[[float, float], Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict_module, "MIN_REQUESTS_FOR_HARM", 21)
+    monkeypatch.setattr(claims_module, "MIN_REQUESTS_FOR_HARM", 21)
     assert not any(line.startswith("Requests for harm") for line in judged(0.9, 0.9).details)
 
 
@@ -68,7 +68,7 @@ def test_the_recipe_for_checking_an_installation_gives_no_answer(
     found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
     for recipe in ("smoke", "default"):
         details = verdict(found, [], None, "full", recipe=recipe).details
-        assert (verdict_module.TOO_SMALL in details) == (recipe == "smoke")
+        assert (claims_module.TOO_SMALL in details) == (recipe == "smoke")
 
 
 def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(

@@ -1,0 +1,63 @@
+"""What runs over several seeds are asked for: a comparison's arms, a study's exhibits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.errors import ConfigError, unknown_name
+from trimtab.flows.config.names import RunName, name_run_over_seeds
+from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
+from trimtab.flows.config.recipes import recipe_named
+from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
+
+METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
+SEEDS = (2, 3, 4)
+# Arms and seeds are given by themselves, and there are no rounds.
+_FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
+
+
+class CompareChanges(ExplainedChanges, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
+    """Settings that all runs of a comparison change in their recipe."""
+
+
+def configs_of_seeds(
+    recipe: str,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    changes: CompareChanges | Mapping[str, Any] | None,
+) -> list[RunConfig]:
+    """A configuration for each seed; ConfigError for repeated arms or seeds."""
+    _require_different("arms", arms)
+    _require_different("seeds", seeds)
+    config = apply_changes(recipe_named(recipe), changes, CompareChanges)
+    return [apply_changes(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
+
+
+def comparison_name(
+    config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
+) -> RunName:
+    """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
+    usual = {"seeds": SEEDS, "arms": METHODS}
+    return name_run_over_seeds(
+        config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given
+    )
+
+
+def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
+    """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
+    if paper not in TITLES:
+        raise ConfigError(unknown_name("paper", paper, TITLES))
+    wanted = exhibits_of(paper, exhibit)
+    if not wanted:
+        known = ["all", *(each.name for each in exhibits_of(paper, "all"))]
+        raise ConfigError(unknown_name(f"exhibit of {paper}", exhibit, known))
+    _require_different("seeds", seeds)
+    return wanted
+
+
+def _require_different(name: str, given: Sequence[object]) -> None:
+    if len(set(map(str, given))) < len(given):
+        raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")

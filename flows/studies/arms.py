@@ -1,0 +1,440 @@
+"""What the papers' exhibits are read from: a function submits the arms of one exhibit or several,
+whose declarations in `trimtab.models.studies` name it. `varied` is what a declaration hands it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from trimtab.flows.config.config import Vote
+from trimtab.flows.pipeline.data import prompts_for
+from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
+from trimtab.flows.pipeline.run import Run
+from trimtab.flows.studies.steps import (
+    AS_GIVEN,
+    add,
+    add_advantage_model,
+    add_both_scorers,
+    add_comparison,
+    add_meta_rm,
+    add_outcome,
+    add_policy,
+    add_rehearsal,
+    add_scorer,
+    add_scorers,
+    add_strength,
+    changed,
+    ppo_without_rehearsal,
+    set_kl,
+    with_changes,
+)
+from trimtab.models.config.arms import vanilla
+from trimtab.models.config.base import PolicyPrompts
+from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, StrengthConfig
+from trimtab.models.specs import (
+    ADVANTAGE_MODEL,
+    AI_LABELS,
+    COMPARISONS,
+    FEATURES,
+    JUDGE_PREFERENCES,
+    PPO_MAX,
+    REWARD_MODEL,
+    SFT,
+    STRENGTH,
+)
+from trimtab.models.studies.variants import (
+    AS_GOOD,
+    CRITERIA,
+    DENOISED_AT_KL,
+    DROPOUT,
+    DYNAMIC_KL,
+    EARLY,
+    EPOCHS,
+    FEW_PAIRS,
+    FLIP_SHARES,
+    JUDGES_RIGHT,
+    KL_COEFS,
+    PAIRS_PER_PROMPT,
+    PTX_COEFS,
+    PTX_KL_COEFS,
+    RATED,
+    RATED_PROMPTS,
+    REHEARSAL_KL_COEFS,
+    REHEARSALS,
+    ROUND_ARMS,
+    SIMCSE_STRENGTHS,
+    STARTS,
+    TREATMENTS,
+    VANILLA,
+    WITH_DROPOUT,
+    Variant,
+    flipped,
+)
+from trimtab.tasks.resources import ALL_CORES
+
+NUM_ROUNDS = 4
+NUM_ADAPTATION_ROUNDS = 2
+# A round's share of the recipe's PPO steps, and of its learning rate.
+SHARE_OF_STEPS = 1 / 3
+SHARE_OF_RATE = 1 / 6
+SIZES = (1, 3, 5, 10)
+VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
+
+
+def vanilla_ppo(run: Run, varied: Mapping[str, Variant]) -> None:
+    """Vanilla PPO on raw scores, with what variants change of it."""
+    add_scorer(run, "raw")
+    for name, variant in varied.items():
+        add_policy(run, name, with_changes(vanilla(run.config.ppo), variant.changes), "scorer_raw")
+
+
+def early_reward_models(run: Run) -> None:
+    """PPO-max on reward models of few pairs and of all."""
+    add_scorer(run, "raw")
+    add_scorers(run, EARLY)
+    for name in EARLY:
+        add_policy(run, name, ppo_without_rehearsal(run), f"scorer_{name}")
+
+
+def starts(run: Run) -> None:
+    """PPO-max, its critic and its policy from elsewhere."""
+    add_scorer(run, "raw")
+    config = run.seeded(with_changes(run.config.sft, {"fine_tune": False}))
+    add(run, "untrained", SFT, config, data="data", label="no SFT", resources=ALL_CORES)
+    for name, variant in STARTS.items():
+        start = "untrained" if name == "without_sft" else "sft"
+        ppo = ppo_without_rehearsal(run, variant.changes)
+        add_policy(run, name, ppo, "scorer_raw", start=start)
+
+
+def ppo_max(run: Run) -> None:
+    """PPO-max on the reward model, without rehearsal."""
+    add_scorer(run, "raw")
+    add_policy(run, "ppo_max_rm", ppo_without_rehearsal(run), "scorer_raw")
+
+
+def vanilla_and_ppo_max(run: Run) -> None:
+    """SFT, PPO-max and vanilla PPO, all measured by the reward model they are trained on."""
+    vanilla_ppo(run, VANILLA)
+    ppo_max(run)
+
+
+def pretraining_losses(run: Run) -> None:
+    """PPO-max with the pre-training loss and without, at several KL coefficients."""
+    add_scorer(run, "raw")
+    for kl_coef in PTX_KL_COEFS:
+        for ptx_coef in PTX_COEFS:
+            ppo = ppo_without_rehearsal(run, {"ptx_coef": ptx_coef}, kl_coef)
+            add_policy(run, f"ptx_{ptx_coef:g}_{kl_coef:g}", ppo, "scorer_raw")
+
+
+def vote(run: Run) -> None:
+    """The strength of the labels, by the ensemble's vote."""
+    add_strength(run)
+
+
+def reward_models(run: Run, varied: Mapping[str, Variant]) -> None:
+    """Reward models by the treatment of their labels."""
+    add_scorers(run, varied)
+
+
+def long_reward_models(run: Run) -> None:
+    """The five treatments for several epochs, on the validation pairs by step."""
+    add_scorers(run, TREATMENTS, "_long", train={"num_epochs": 4}, score_every=20)
+
+
+def free_policies(run: Run) -> None:
+    """PPO without KL penalty on the five reward models."""
+    add_scorers(run, TREATMENTS)
+    for name in TREATMENTS:
+        _add_free_policy(run, name, "baseline")
+
+
+def _add_free_policy(run: Run, name: str, baseline: str) -> None:
+    add_scorer(run, "raw")
+    free = ppo_without_rehearsal(run, kl_coef=0.0)
+    add_policy(run, f"free_{name}", free, f"scorer_{name}")
+    if name != baseline:
+        add_comparison(run, f"versus_free_{name}", f"free_{name}", f"free_{baseline}")
+
+
+def denoised_policies(run: Run) -> None:
+    """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
+    # So few prompts that a thousand pairs are trained on, by the members that vote too.
+    few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
+    noisy = changed(run, {"comparisons": few})
+    add_scorer(noisy, "raw")
+    add_scorers(noisy, DENOISED_AT_KL, train={"num_epochs": 4})
+    for name in DENOISED_AT_KL:
+        for coef in KL_COEFS:
+            ppo = ppo_without_rehearsal(run, kl_coef=coef)
+            add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
+
+
+def features(run: Run) -> None:
+    """What reward models of one dropout, with and without SimCSE, make of the test answers."""
+    for name, variant in SIMCSE_STRENGTHS.items():
+        _add_contrastive_scorer(run, name, variant)
+        scorer, label = f"scorer_{name}", f"features, {name}"
+        inputs = {"scorer": scorer, "preferences": "preferences"}
+        add(run, f"features_{scorer}", FEATURES, FeaturesConfig(), label=label, **inputs)
+
+
+def contrastive_policies(run: Run) -> None:
+    """PPO without KL penalty on contrastive reward models, and on one of the same dropout."""
+    for name, variant in WITH_DROPOUT.items():
+        _add_contrastive_scorer(run, name, variant)
+        _add_free_policy(run, name, "dropout")
+
+
+def _add_contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
+    contrastive = ContrastiveConfig.model_validate(variant.changes) if variant.changes else None
+    add_scorer(run, name, train={"dropout": DROPOUT}, contrastive=contrastive)
+
+
+def rated_responses(run: Run) -> None:
+    """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
+    asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
+    add_scorers(changed(run, {"comparisons": asked}), RATED)
+
+
+def rounds(run: Run) -> None:
+    """Four rounds from SFT: on the reward model as it is, and as each kind of round trains it."""
+    for name in ROUND_ARMS:
+        _add_rounds(run, name, NUM_ROUNDS)
+    for number in range(1, NUM_ROUNDS + 1):
+        for rival in ("plain", "eta_0"):
+            ours, theirs = f"meta_{number}", f"{rival}_{number}"
+            add_comparison(run, f"versus_{theirs}", ours, theirs)
+
+
+def rounds_at_dynamic_kl(run: Run) -> None:
+    """As many rounds of MetaRM whose KL coefficient is steered to a KL."""
+    rounds(run)
+    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=DYNAMIC_KL)
+
+
+def adaptation(run: Run) -> None:
+    """Rounds on unlabelled prompts of the held-out family, and as many on the others."""
+    _add_rounds(run, "meta", NUM_ADAPTATION_ROUNDS)
+    for name in ("plain", "eta_0", "meta"):
+        _add_rounds(run, name, NUM_ADAPTATION_ROUNDS, "held_out", "adapted_")
+    for rival in ("plain", "eta_0"):
+        last = f"{rival}_{NUM_ADAPTATION_ROUNDS}"
+        ours = f"adapted_meta_{NUM_ADAPTATION_ROUNDS}"
+        add_comparison(run, f"versus_adapted_{last}", ours, f"adapted_{last}")
+
+
+def _add_rounds(
+    run: Run,
+    arm: str,
+    count: int,
+    prompts: PolicyPrompts = "policy",
+    prefix: str = "",
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """`policy_<prefix><arm>_<n>`: each from the one before, held near SFT, in steps so small that
+    the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`.
+
+    changes: of PPOConfig.
+    """
+    add_scorer(run, "raw")
+    whole, policy = run.config.ppo, "sft"
+    share = {
+        "prompts": prompts,
+        "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
+        "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
+    }
+    ppo = ppo_without_rehearsal(run, {**share, **changes}, whole.kl_coef)
+    meta_rm = run.config.rounds.meta_rm
+    redrawn = {"redraw_prompts": True, "num_held_out": meta_rm.num_prompts // 2, "prompts": prompts}
+    for number in range(1, count + 1):
+        name, scorer = f"{prefix}{arm}_{number}", "scorer_raw"
+        if of_meta_rm := ROUND_ARMS[arm].changes:
+            scorer = f"meta_rm_{name}"
+            config = with_changes(meta_rm, {**redrawn, **of_meta_rm})
+            add_meta_rm(run, scorer, config, policy, scorer.replace("_", " "), number)
+        inputs = {"policy": policy, "reference": "sft", "scorer": scorer, "data": "data"}
+        policy = f"policy_{name}"
+        add(run, policy, PPO_MAX, run.seeded(ppo, number), label=f"PPO {name}", **inputs)
+        add_outcome(run, name, scorer)
+
+
+def both_scorers(run: Run) -> None:
+    """Reward model and Advantage Model on the pairs as given."""
+    add_both_scorers(run)
+
+
+def forgetting(run: Run) -> None:
+    """The reward model, and PPO on it."""
+    add_scorer(run, "raw")
+    add_policy(run, "reward_model", ppo_without_rehearsal(run), "scorer_raw")
+
+
+def policies_by_scorer(run: Run) -> None:
+    """Four policies: on raw and normalised scores, on the Advantage Model, and with rehearsal."""
+    add_both_scorers(run)
+    plain = ppo_without_rehearsal(run)
+    raw = ppo_without_rehearsal(run, {"score_treatment": "raw", "score_clip": None})
+    add_policy(run, "raw_scores_rm", raw, "scorer_raw")
+    add_policy(run, "reward_model", plain, "scorer_raw")
+    add_policy(run, "advantage_model", plain, "advantage_raw")
+    add_rehearsal(run, "full", run.config.rehearsal)
+    add_policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
+
+
+def epochs_on_few_pairs(run: Run) -> None:
+    """Both scorers after several epochs on a thousand pairs."""
+    few = with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS})
+    for epochs in EPOCHS:
+        name = f"epochs_{epochs}"
+        train = {"num_epochs": epochs}
+        add_scorer(run, name, few, train=train)
+        config = with_changes(run.config.advantage_model, {"train": train})
+        label = f"Advantage Model, pairs epochs {epochs}"
+        add_advantage_model(run, f"advantage_{name}", config, f"pairs_{name}", label)
+
+
+def rehearsal_by_kl(run: Run) -> None:
+    """PPO-max on the Advantage Model at several KL coefficients: without rehearsal, with that of
+    the paper, of answers to what SFT was taught on, and of such answers drawn at random."""
+    add_both_scorers(run)
+    recipe = run.config.rehearsal
+    # One cluster of as many examples as are kept: none is selected.
+    kept = recipe.num_clusters * recipe.per_cluster
+    at_random = {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
+    for name, variant in REHEARSALS.items():
+        if name != "without":
+            drawn = at_random if name == "random" else {}
+            add_rehearsal(run, name, with_changes(recipe, {**variant.changes, **drawn}))
+        for coef in REHEARSAL_KL_COEFS:
+            if name == "without":
+                ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
+            else:
+                ppo, rehearsed = set_kl(run.config.ppo, coef), f"rehearsal_{name}"
+            add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
+
+
+def rehearsal_criteria(run: Run) -> None:
+    """PPO-max without a KL penalty, rehearsing examples that are kept by other criteria."""
+    add_both_scorers(run)
+    shown = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
+    ppo = set_kl(run.config.ppo, 0.0)
+    add_policy(run, "without_0", ppo_without_rehearsal(run, kl_coef=0.0), "advantage_raw")
+    for name, variant in CRITERIA.items():
+        add_rehearsal(run, name, with_changes(shown, variant.changes))
+        add_policy(run, f"{name}_0", ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
+
+
+def two_behaviour_policies(run: Run) -> None:
+    """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
+    add_scorer(run, "raw")
+    add_policy(run, "first", ppo_without_rehearsal(run), "scorer_raw")
+    both = [run["sft"], run["policy_first"]]
+    # At the temperature that likelihoods are taken at: ratios are of who wrote the answers.
+    asked = with_changes(run.config.comparisons, {"temperature": 1.0, "expert_temperature": 1.0})
+    run["preferences"] = run.submit(
+        COMPARISONS,
+        run.seeded(asked, 1),
+        data=run["data"],
+        policy=both,
+        label="comparisons of two policies",
+    )
+    scorers = {"policy": "policy_first", "preferences": "preferences"}
+    config, label = run.seeded(run.config.reward_model), "reward model, two policies"
+    add(run, "scorer_two", REWARD_MODEL, config, label=label, **scorers)
+    # Ratios to pi_phi itself are 1: as many policies, at the same scale of scores.
+    unit = ["policy_first", "policy_first"]
+    weighing = with_changes(run.config.advantage_model, {"use_importance_weights": True})
+    for name, behaviour in (("unweighed", unit), ("weighed", ["sft", "policy_first"])):
+        add(
+            run,
+            f"scorer_{name}",
+            ADVANTAGE_MODEL,
+            run.seeded(weighing),
+            behaviour=behaviour,
+            data=prompts_for(run),
+            label=f"Advantage Model {name}",
+            **scorers,
+        )
+
+
+def judges(run: Run) -> None:
+    """Policies of every judge, and of people's labels; people's labels judge them all."""
+    _add_feedback(run, JUDGES_RIGHT)
+
+
+def feedback(run: Run) -> None:
+    """People's labels, as given and smoothed as a judge's are, and a judge as often right as they
+    are; policies against each other."""
+    _add_feedback(run, (AS_GOOD,))
+    add_scorer(run, "smoothed", with_changes(AS_GIVEN, {"smooth": "all", "smoothing": 1 - AS_GOOD}))
+    add_policy(run, "people_smoothed", ppo_without_rehearsal(run), "scorer_smoothed")
+    ours = {"distilled": f"distilled_{AS_GOOD:g}", "direct": f"direct_{AS_GOOD:g}"}
+    for name, policy in ours.items():
+        add_comparison(run, f"{name}_versus_people", policy, "people_smoothed")
+    add_comparison(run, "direct_versus_distilled", ours["direct"], ours["distilled"])
+
+
+def _add_feedback(run: Run, accuracies: Sequence[float]) -> None:
+    """Policies of people's labels, and of judges that are right so often: distilled and direct."""
+    run = changed(run, {"judge_preferences": None, "ai_labels": None})
+    add_scorer(run, "raw")
+    ppo = ppo_without_rehearsal(run)
+    add_policy(run, "people", ppo, "scorer_raw")
+    for accuracy in accuracies:
+        name, judge = f"{accuracy:g}", JudgeConfig(gold_accuracy=accuracy)
+        _add_distilled_scorer(run, name, judge)
+        add_policy(run, f"distilled_{name}", ppo, f"scorer_{name}")
+        rated = with_changes(ppo, {"scoring": {"judge": judge}, "critic_init": "policy"})
+        add_policy(run, f"direct_{name}", rated, None)
+
+
+def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
+    """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
+    judged, labelled, how = f"judged_{name}", f"labelled_{name}", f", right in {name}"
+    config = run.seeded(JudgePreferencesConfig(judge=judge))
+    pairs = {"preferences": "preferences"}
+    add(run, judged, JUDGE_PREFERENCES, config, label=f"judge{how}", **pairs)
+    label = f"AI labels{how}"
+    add(run, labelled, AI_LABELS, AILabelsConfig(), judgements=judged, label=label, **pairs)
+    add(
+        run,
+        f"scorer_{name}",
+        REWARD_MODEL,
+        run.seeded(run.config.reward_model),
+        policy="sft",
+        preferences=labelled,
+        label=f"reward model{how}",
+    )
+
+
+def votes(run: Run) -> None:
+    """Strength by the first M of ten members, in-sample and cross-fitted."""
+    whole = changed(run, {"ensemble": {"size": max(SIZES), "votes": VOTES}})
+    add_strength(whole)
+    compare_votes(whole)
+    for mode in VOTES:
+        prefix = "" if mode == VOTES[0] else f"{mode}_"
+        members = [f"{prefix}member_{index}" for index in range(max(SIZES))]
+        for size in SIZES:
+            if size == 1 and mode == "cross_fitted":
+                continue  # it would have voted on one fold only
+            role, label = f"strength_{mode}_{size}", f"strength {mode}, {size} members"
+            add(run, role, STRENGTH, StrengthConfig(mode=mode), member=members[:size], label=label)
+
+
+def planted_flips(run: Run) -> None:
+    """Both votes, embedding models and length, with shares of the clear labels turned round."""
+    for share in FLIP_SHARES:
+        changes = {"preferences": {"flip_share": share}, "ensemble": {"votes": VOTES}}
+        turned = replace(changed(run, changes), roles={})
+        add_strength(turned)
+        add_embedding_models(turned)
+        compare_votes(turned)
+        run["preferences"] = turned["preferences"]
+        run.roles |= {f"{flipped(share)}{role}": turned[role] for role in turned.roles}
