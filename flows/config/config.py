@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.paths import explain, short
@@ -18,6 +18,7 @@ from trimtab.models.config.arms import Arm
 from trimtab.models.config.base import (
     LARGEST_SEED,
     RunSeed,
+    StageConfig,
     deciding,
     last_part,
     require_different,
@@ -66,68 +67,37 @@ NOT_COUNTED = {"suspend"}
 NUM_JUDGES = 3
 
 
-class Section(BaseModel):
-    """Base of the run's own sections."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 def _refuse(mistakes: Iterable[str]) -> None:
     """ValueError with all mistakes that several settings together make."""
     if found := list(mistakes):
         raise ValueError("; ".join(found))
 
 
-class EnsembleConfig(Section):
+class EnsembleConfig(StageConfig):
     """The reward-model ensemble that votes on every pair."""
 
-    size: int = Field(
-        5,
-        ge=2,
-        le=100,
-        description="M, the number of reward models in each vote; the second to the fourth "
-        "also judge policies [RM: 10]",
-    )
-    votes: tuple[Vote, ...] = Field(
-        ("in_sample",),
-        min_length=1,
-        description="Votes to take; the first decides the labels. embedding_models: no reward "
-        "model is trained for it; the models of `embedding_models` vote, each weighted by what it "
-        "tells of the labels (the flow label-audit alone, and no vote beside it)",
-    )
-    self_test_share: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="Vote once more on a copy of the pairs of which this share of the labels was "
-        "turned round on purpose, to measure how many wrong labels the vote finds "
-        "(votes=embedding_models)",
-    )
-    scores: tuple[str, ...] = Field(
-        (),
-        max_length=100,
-        description="Files of votes that you have already, each one more voter: rows with a pair's "
-        "`id` or `line`, and `chosen_score` and `rejected_score`, or one `vote`, positive where "
-        "the label is right (votes=embedding_models)",
-    )
-    reward_models: tuple[str, ...] = Field(
-        (),
-        max_length=100,
-        description="Reward models that you have, each one more voter: folders or hub ids of "
-        "AutoModelForSequenceClassification with one label, in safetensors "
-        "(votes=embedding_models)",
-    )
-    judges: tuple[VotingJudgeConfig, ...] = Field(
-        (),
-        max_length=20,
-        description="Language models that compare the answers of the pairs, each one more voter "
-        "(votes=embedding_models)",
-    )
-    cross_fitted: CrossFittedConfig | None = Field(
-        None,
-        description="Reward models that vote beside embedding models (votes=embedding_models); "
-        "none: no such",
-    )
+    size: int = Field(5, ge=2, le=100)
+    """M, the number of reward models in each vote; the second to the fourth also judge policies
+    [RM: 10]"""
+    votes: tuple[Vote, ...] = Field(("in_sample",), min_length=1)
+    """Votes to take; the first decides the labels. embedding_models: no reward model is trained for
+    it; the models of `embedding_models` vote, each weighted by what it tells of the labels (the
+    flow label-audit alone, and no vote beside it)"""
+    self_test_share: float = Field(0.0, ge=0, lt=0.5)
+    """Vote once more on a copy of the pairs of which this share of the labels was turned round on
+    purpose, to measure how many wrong labels the vote finds (votes=embedding_models)"""
+    scores: tuple[str, ...] = Field((), max_length=100)
+    """Files of votes that you have already, each one more voter: rows with a pair's `id` or `line`,
+    and `chosen_score` and `rejected_score`, or one `vote`, positive where the label is right
+    (votes=embedding_models)"""
+    reward_models: tuple[str, ...] = Field((), max_length=100)
+    """Reward models that you have, each one more voter: folders or hub ids of
+    AutoModelForSequenceClassification with one label, in safetensors (votes=embedding_models)"""
+    judges: tuple[VotingJudgeConfig, ...] = Field((), max_length=20)
+    """Language models that compare the answers of the pairs, each one more voter
+    (votes=embedding_models)"""
+    cross_fitted: CrossFittedConfig | None = None
+    """Reward models that vote beside embedding models (votes=embedding_models); none: no such"""
     member: RewardModelConfig = RewardModelConfig()
 
     @model_validator(mode="after")
@@ -182,96 +152,65 @@ class EnsembleConfig(Section):
         return "embedding_models" in self.votes
 
 
-class RoundsConfig(Section):
+class RoundsConfig(StageConfig):
     """Iterated MetaRM rounds with a promotion rule."""
 
-    max_rounds: int = Field(
-        2,
-        ge=1,
-        le=100,
-        description="Largest number of rounds; PPO-max of the arm `full` is round 1",
-    )
-    promote: Literal["by_judgement", "always"] = Field(
-        "by_judgement",
-        description="Whether a round is promoted if it wins on the validation prompts, or always; "
-        "`always` runs every round, as in the paper's table 2",
-    )
+    max_rounds: int = Field(2, ge=1, le=100)
+    """Largest number of rounds; PPO-max of the arm `full` is round 1"""
+    promote: Literal["by_judgement", "always"] = "by_judgement"
+    """Whether a round is promoted if it wins on the validation prompts, or always; `always` runs
+    every round, as in the paper's table 2"""
     meta_rm: MetaRMConfig = MetaRMConfig()
-    meta_rm_from: int = Field(
-        2,
-        ge=1,
-        le=2,
-        description="First round whose scorer is a MetaRM; 1, as in the paper: the arm `full` is "
-        "optimised against the Advantage Model after MetaRM on SFT's answers",
-    )
-    meta_rm_start: Literal["previous", "advantage_model"] = Field(
-        "previous",
-        description="The scorer that MetaRM starts from: that of the round before, which has then "
-        "seen the pairs once a round, or the Advantage Model in every round",
-    )
+    meta_rm_from: int = Field(2, ge=1, le=2)
+    """First round whose scorer is a MetaRM; 1, as in the paper: the arm `full` is optimised against
+    the Advantage Model after MetaRM on SFT's answers"""
+    meta_rm_start: Literal["previous", "advantage_model"] = "previous"
+    """The scorer that MetaRM starts from: that of the round before, which has then seen the pairs
+    once a round, or the Advantage Model in every round"""
 
 
-class SuspendConfig(Section):
+class SuspendConfig(StageConfig):
     """Where a deployed run ends its process and waits until a person answers."""
 
-    for_label_review: bool = Field(
-        False,
-        description="Suspend the run once its labels are audited, until a person has answered with "
-        "verdicts on pairs; they count as those of relabel.review",
-    )
-    for_champion_approval: bool = Field(
-        False,
-        description="Suspend the run before its policy becomes champion in MLflow's registry, the "
-        "first or in place of another, until a person approves or rejects it",
-    )
-    timeout_hours: float | None = Field(
-        None,
-        gt=0,
-        le=100_000,
-        description="Hours to wait for each answer; after them the run is Failed, and can be "
-        "started again; none: no end",
-    )
+    for_label_review: bool = False
+    """Suspend the run once its labels are audited, until a person has answered with verdicts on
+    pairs; they count as those of relabel.review"""
+    for_champion_approval: bool = False
+    """Suspend the run before its policy becomes champion in MLflow's registry, the first or in
+    place of another, until a person approves or rejects it"""
+    timeout_hours: float | None = Field(None, gt=0, le=100_000)
+    """Hours to wait for each answer; after them the run is Failed, and can be started again; none:
+    no end"""
 
 
-class RunConfig(Section):
+class RunConfig(StageConfig):
     """One experiment. Without `preferences.sources` it runs in the synthetic world."""
 
-    recipe: str = Field("default", description="Name of the recipe this started from")
-    seed: RunSeed = Field(
-        0,
-        description="Another number repeats the experiment with other random draws; 1,000 times it "
-        "is added to each stage's own seed",
-    )
+    recipe: str = "default"
+    """Name of the recipe this started from"""
+    seed: RunSeed = 0
+    """Another number repeats the experiment with other random draws; 1,000 times it is added to
+    each stage's own seed"""
     world: WorldConfig = WorldConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
     preferences: PreferencesConfig = PreferencesConfig()
     sft: SFTConfig = SFTConfig()
-    constitution: ConstitutionConfig | None = Field(
-        None,
-        description="Constitutional SFT: a model revises the SFT policy's answers, and SFT learns "
-        "the revisions; none: plain SFT",
-    )
+    constitution: ConstitutionConfig | None = None
+    """Constitutional SFT: a model revises the SFT policy's answers, and SFT learns the revisions;
+    none: plain SFT"""
     ensemble: EnsembleConfig = EnsembleConfig()
-    cache_trunk: bool = Field(
-        True,
-        description="Where trainable_layers is set: store the frozen layers' output for all pairs "
-        "(4 bytes a token and hidden unit), so that scorers do not each compute it",
-    )
-    judge_preferences: JudgePreferencesConfig | None = Field(
-        None, description="Let a judge model compare the pairs; none: no judge"
-    )
-    ai_labels: AILabelsConfig | None = Field(
-        None, description="Train on the judge's labels (RLAIF); none: on people's"
-    )
+    cache_trunk: bool = True
+    """Where trainable_layers is set: store the frozen layers' output for all pairs (4 bytes a token
+    and hidden unit), so that scorers do not each compute it"""
+    judge_preferences: JudgePreferencesConfig | None = None
+    """Let a judge model compare the pairs; none: no judge"""
+    ai_labels: AILabelsConfig | None = None
+    """Train on the judge's labels (RLAIF); none: on people's"""
     relabel: RelabelConfig = RelabelConfig()
-    embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
-        (),
-        max_length=5,
-        description="Preference models on vectors of the answers, as baselines of the reward "
-        "models or to vote on the labels (ensemble.votes): linear on the policy's hidden states, "
-        "linear on and nearest by sentence embeddings, on style alone, ratings of answers that "
-        "recur, at most one of each",
-    )
+    embedding_models: tuple[EmbeddingModelConfig, ...] = Field((), max_length=5)
+    """Preference models on vectors of the answers, as baselines of the reward models or to vote on
+    the labels (ensemble.votes): linear on the policy's hidden states, linear on and nearest by
+    sentence embeddings, on style alone, ratings of answers that recur, at most one of each"""
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
@@ -282,18 +221,12 @@ class RunConfig(Section):
     rejection_sampling: RejectionSamplingLoop = RejectionSamplingLoop()
     rest: RestLoop = RestLoop()
     hir: HIRLoop = HIRLoop()
-    arms: tuple[Arm, ...] = Field(
-        ("vanilla", "full"),
-        min_length=1,
-        description="Policies to train; MetaRM rounds start from `full`, and need it",
-    )
+    arms: tuple[Arm, ...] = Field(("vanilla", "full"), min_length=1)
+    """Policies to train; MetaRM rounds start from `full`, and need it"""
     rounds: RoundsConfig = RoundsConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-    judges: tuple[JudgeAnswersConfig, ...] = Field(
-        (),
-        max_length=100,
-        description="Judge models that compare the policies in the flow `compare`",
-    )
+    judges: tuple[JudgeAnswersConfig, ...] = Field((), max_length=100)
+    """Judge models that compare the policies in the flow `compare`"""
     suspend: SuspendConfig = SuspendConfig()
 
     @property

@@ -50,9 +50,9 @@ LIMIT = "limit"
 
 
 class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, numbers finite, unknown keys refused.
+    """Base of the settings of stages and runs: frozen, numbers finite, unknown keys refused.
 
-    A field's description is the text below it, or stands in its line where there is room.
+    A field's description is the text below it.
     """
 
     model_config = ConfigDict(

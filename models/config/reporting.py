@@ -22,20 +22,26 @@ from trimtab.models.config.sampling import SamplingStageConfig
 class EvaluateConfig(SamplingStageConfig):
     """Evaluating a policy's answers, and comparing two policies."""
 
-    seed: Seed = Field(0, description="Seed of sampling and bootstrap")
+    seed: Seed = 0
+    """Seed of sampling and bootstrap"""
     temperature: Temperature = 0.7
     """Sampling temperature of the evaluated answers"""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling: total probability of the tokens drawn from; 1: all tokens"""
     repetition_penalty: Positive = 1.0
     """Repetition penalty of the evaluated answers; 1: none"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
     num_candidates: Several = 1
     """Answers sampled per prompt, of which the scorer's best is evaluated"""
-    instruction: str = Field("", description="Text appended to every prompt")
-    tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
-    num_resamples: Several = Field(1000, description="Bootstrap resamples")
-    has_gold: bool = Field(False, description="Prompts come from the synthetic world")
+    instruction: str = ""
+    """Text appended to every prompt"""
+    tie_margin: Weight = 0.01
+    """Score differences below this are ties"""
+    num_resamples: Several = 1000
+    """Bootstrap resamples"""
+    has_gold: bool = False
+    """Prompts come from the synthetic world"""
     annotator_sharpness: Positive = 12.0
     """Slope of the simulated annotators' Bradley-Terry model"""
     annotator_flip_share: float = Field(0.2, ge=0, lt=0.5)
@@ -56,34 +62,52 @@ class EvaluateConfig(SamplingStageConfig):
 class WinMatrixConfig(StageConfig):
     """Comparing every two policies by the scores of their answers."""
 
-    seed: Seed = Field(0, description="Seed of the bootstrap")
-    tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
-    num_resamples: Several = Field(1000, description="Bootstrap resamples")
+    seed: Seed = 0
+    """Seed of the bootstrap"""
+    tie_margin: Weight = 0.01
+    """Score differences below this are ties"""
+    num_resamples: Several = 1000
+    """Bootstrap resamples"""
 
 
 class LineageEntry(StageConfig):
     """One artifact the report was made from."""
 
-    role: str = Field(description="Name of the input, such as `policy_full`")
-    stage: str = Field(description="Stage that made it")
-    key: str = Field(description="Address in the store: config, inputs and code, hashed")
-    digest: str = Field(description="sha256 over its files")
-    seconds: float = Field(0.0, ge=0, description="Seconds it took to make")
-    versions: dict[str, Any] = Field({}, description="Versions of the software that made it")
-    parents: dict[str, Any] = Field({}, description="Its inputs: role to stage, key and digest")
-    cached: bool = Field(False, description="Taken from the store instead of made in this run")
+    role: str
+    """Name of the input, such as `policy_full`"""
+    stage: str
+    """Stage that made it"""
+    key: str
+    """Address in the store: config, inputs and code, hashed"""
+    digest: str
+    """sha256 over its files"""
+    seconds: float = Field(0.0, ge=0)
+    """Seconds it took to make"""
+    versions: dict[str, Any] = Field({})
+    """Versions of the software that made it"""
+    parents: dict[str, Any] = Field({})
+    """Its inputs: role to stage, key and digest"""
+    cached: bool = False
+    """Taken from the store instead of made in this run"""
 
 
 class ReportConfig(StageConfig):
     """What the report cannot learn from the artifacts."""
 
-    title: str = Field("Trimtab run", description="Heading of the page")
-    recipe: str = Field("", description="Name of the recipe that was run")
-    seed: int = Field(0, description="Seed of the run, of the bootstrap and of the drawn samples")
-    config: dict[str, Any] = Field({}, description="The whole run's configuration")
-    lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts in the order of making")
-    arms: tuple[str, ...] = Field((), description="Arms, in the order to show them")
-    rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
+    title: str = "Trimtab run"
+    """Heading of the page"""
+    recipe: str = ""
+    """Name of the recipe that was run"""
+    seed: int = 0
+    """Seed of the run, of the bootstrap and of the drawn samples"""
+    config: dict[str, Any] = Field({})
+    """The whole run's configuration"""
+    lineage: tuple[LineageEntry, ...] = ()
+    """Artifacts in the order of making"""
+    arms: tuple[str, ...] = ()
+    """Arms, in the order to show them"""
+    rounds: tuple[int, ...] = ()
+    """MetaRM rounds; round 1 is the arm `full`"""
     champion: str | None = None
     """Policy the run ends with (`full`, `round_2`); null if none was promoted"""
     has_gold: bool = False
@@ -93,8 +117,10 @@ class ReportConfig(StageConfig):
 class AuditConfig(StageConfig):
     """The label audit for a person: the page to review pairs with, and the audited set."""
 
-    recipe: str = Field("", description="Name of the recipe, for the page's heading")
-    seed: Seed = Field(0, description="Seed of the run, for the page's heading")
+    recipe: str = ""
+    """Name of the recipe, for the page's heading"""
+    seed: Seed = 0
+    """Seed of the run, for the page's heading"""
     voters: tuple[str, ...] = ()
     """What the members are, in order; none: they are reward models"""
     num_external: int = Field(0, ge=0, le=300)
@@ -106,10 +132,14 @@ class AuditConfig(StageConfig):
 class CompareConfig(StageConfig):
     """What the page of a comparison cannot learn from the artifacts."""
 
-    recipe: str = Field(description="The recipe whose sizes and settings the runs had")
-    seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
-    arms: tuple[str, ...] = Field(min_length=1, description="Arms that are compared, besides SFT")
-    num_candidates: Several = Field(1, description="n of the arm `best_of_n`")
+    recipe: str
+    """The recipe whose sizes and settings the runs had"""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    """Seeds of the runs"""
+    arms: tuple[str, ...] = Field(min_length=1)
+    """Arms that are compared, besides SFT"""
+    num_candidates: Several = 1
+    """n of the arm `best_of_n`"""
     lineage: tuple[LineageEntry, ...] = ()
     """Artifacts of the runs, roles as `<seed>.<role>`"""
 
@@ -117,11 +147,17 @@ class CompareConfig(StageConfig):
 class StudyConfig(StageConfig):
     """What a study cannot learn from the artifacts."""
 
-    paper: str = Field(description="Which paper")
-    exhibit: str = Field(description="Which of its tables or figures")
-    scale: str = Field(description="The recipe whose sizes and settings the runs had")
-    seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
-    command: str = Field("", description="The command that runs it again")
+    paper: str
+    """Which paper"""
+    exhibit: str
+    """Which of its tables or figures"""
+    scale: str
+    """The recipe whose sizes and settings the runs had"""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    """Seeds of the runs"""
+    command: str = ""
+    """The command that runs it again"""
     world_version: int | None = None
     """Version of the synthetic world; none: people's preferences"""
-    lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts that the runs made")
+    lineage: tuple[LineageEntry, ...] = ()
+    """Artifacts that the runs made"""

@@ -70,7 +70,8 @@ class ExternalRewardModelConfig(StageConfig):
 
     model: str = Field(min_length=1)
     """Folder or hub id of an AutoModelForSequenceClassification with one label, in safetensors"""
-    precision: Precision = Field("auto", description="Data type of the layers' products")
+    precision: Precision = "auto"
+    """Data type of the layers' products"""
 
 
 class RelabelConfig(StageConfig):
@@ -85,11 +86,14 @@ class RelabelConfig(StageConfig):
     flip_below: float | None = Field(0.0, ge=-1e6, le=1e6)
     """Flip only pairs of strength below this, in logits; none: no such condition. If flip_fraction
     is none too, nothing is flipped"""
-    smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
+    smoothing: float = Field(0.2, ge=0, lt=0.5)
+    """Label smoothing alpha (free)"""
     smooth: Literal["none", "negative", "not_flipped", "all"] = "none"
     """Which pairs get smoothed labels; negative: those of strength below 0 that were not flipped"""
-    margin_scale: Weight = Field(0.0, description="Adaptive margin per unit of strength (free)")
-    margin_clip: Weight = Field(0.25, description="Largest adaptive margin (free)")
+    margin_scale: Weight = 0.0
+    """Adaptive margin per unit of strength (free)"""
+    margin_clip: Weight = 0.25
+    """Largest adaptive margin (free)"""
     rating_margins: tuple[Weight, Weight, Weight, Weight] | None = None
     """Margins added to unflipped pairs that people rated 1 (barely better) to 4 (much better);
     none: none is added [Llama 2: 0, 1/3, 2/3, 1]"""
@@ -165,7 +169,8 @@ class EmbeddingsConfig(EncoderConfig):
 class EmbeddingModelConfig(EncoderConfig):
     """A preference model on vectors of the answers: what is learned without training a network."""
 
-    seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
+    seed: Seed = 0
+    """Seed of the pairs drawn, where there are too many"""
     kind: Literal["linear", "nearest", "style", "ratings"] = "linear"
     """linear: Bradley-Terry, linear in the answer's vector and its length, with weights for all and
     for each category; nearest: how often the most similar answers were chosen; style: as linear,
@@ -230,7 +235,8 @@ class ContrastiveConfig(StageConfig):
 class PairLossConfig(StageConfig):
     """How a scorer is trained on pairs, and the terms of its loss beside the ranking."""
 
-    seed: Seed = Field(0, description="Seed of head initialisation and data order")
+    seed: Seed = 0
+    """Seed of head initialisation and data order"""
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
     ranking: Literal["pairs", "k_wise"] = "pairs"
     """k_wise: all pairs of a prompt are one example, and together count as one [InstructGPT]"""
@@ -258,7 +264,8 @@ class RewardModelConfig(PairLossConfig):
 
     fold: int | None = Field(None, ge=0, le=999)
     """Fold held out from training (cross-fitting)"""
-    num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
+    num_folds: int = Field(2, ge=2, le=1000)
+    """Folds of the cross-fitted vote"""
     fold_by: FoldBy = Field("prompt", description=OF_FOLDS)
     planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
     saves_model: bool = True
@@ -321,29 +328,35 @@ class ExpectedRewardConfig(SamplerConfig):
 
     coef: Positive = 1.0
     """Weight of the squared error of e(x) on the samples' mean reward (free)"""
-    num_prompts: Rows = Field(1024, description="Prompts that the policy answers")
+    num_prompts: Rows = 1024
+    """Prompts that the policy answers"""
     num_held_out: Rows = 256
     """Further prompts, on which e(x) is compared with the mean reward"""
     held_out_responses: int = Field(32, ge=1, le=1024)
     """Samples of each of these prompts for the mean reward (free)"""
     num_responses: int = Field(8, ge=1, le=1024)
     """Samples per prompt, whose mean reward e(x) learns (free)"""
-    batch_size: Rows = Field(16, description="Prompts drawn for each step (free)")
-    temperature: Temperature = Field(1.0, description="Sampling temperature")
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    batch_size: Rows = 16
+    """Prompts drawn for each step (free)"""
+    temperature: Temperature = 1.0
+    """Sampling temperature"""
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
 
 
 class AdvantageModelConfig(PairLossConfig):
     """The Advantage Model [AM section 3.1]."""
 
-    margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
+    margin: Positive = 2.5
+    """m, bound of advantage scores [AM: 2.5]"""
     num_policies: Positive = 4.0
     """N of [AM eq. 8], the number of policies, above that of behaviour policies, K; advantages have
     the scale 1 - K / N (free)"""
     use_importance_weights: bool = False
     """Weigh answers by the likelihood ratios of the policy to the K behaviour policies, which wrote
     them [AM eq. 8]"""
-    log_ratio_clip: Positive = Field(2.0, description="Clip of the log importance ratio (free)")
+    log_ratio_clip: Positive = 2.0
+    """Clip of the log importance ratio (free)"""
     expected_reward: ExpectedRewardConfig | None = None
     """Samples of the policy whose mean reward e(x) learns; none: e(x) learns from the bounds
     alone"""
@@ -352,7 +365,8 @@ class AdvantageModelConfig(PairLossConfig):
 class MetaRMConfig(SamplerConfig):
     """MetaRM [RM section 3.2]: an ascent step on the meta set before each descent step."""
 
-    seed: Seed = Field(0, description="Seed of sampling and data order")
+    seed: Seed = 0
+    """Seed of sampling and data order"""
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
     meta_learning_rate: float = Field(5e-6, ge=0, le=100)
     """eta, learning rate of the ascent step [META: 5e-6]"""
@@ -363,10 +377,13 @@ class MetaRMConfig(SamplerConfig):
     keep_ascent: bool = False
     """Save theta', after one more ascent on the whole meta set, in place of theta: the published
     update spreads the scores of theta', not of theta"""
-    num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
-    meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
+    num_responses: int = Field(5, ge=2, le=1024)
+    """k, responses per prompt [META: 5]"""
+    meta_batch: Rows = 16
+    """Prompts in a meta batch [META: 16]"""
     prompts: PolicyPrompts = "policy"
-    num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
+    num_prompts: Rows = 256
+    """Prompts sampled for the meta set"""
     num_held_out: int = Field(0, ge=0, le=100_000)
     """Prompts outside the meta set on whose answers score differences are measured before and
     after, too"""
@@ -374,8 +391,10 @@ class MetaRMConfig(SamplerConfig):
     """Draw the meta set's prompts anew in every round; else the first ones"""
     temperature: Temperature = 1.2
     """Sampling temperature of the meta set, higher than PPO's"""
-    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
+    max_new_tokens: Tokens = 24
+    """Longest response in tokens"""
+    margin: Positive = 2.5
+    """Bound m when the scorer is an Advantage Model"""
 
     @model_validator(mode="after")
     def _theta_prime_can_be_saved(self) -> Self:
@@ -390,7 +409,9 @@ class MetaRMConfig(SamplerConfig):
 class FeaturesConfig(StageConfig):
     """A scorer's features of the test answers, drawn in the plane by t-SNE."""
 
-    seed: Seed = Field(0, description="Seed of t-SNE")
-    perplexity: float = Field(30.0, gt=1, le=1e6, description="Perplexity of t-SNE (free)")
+    seed: Seed = 0
+    """Seed of t-SNE"""
+    perplexity: float = Field(30.0, gt=1, le=1e6)
+    """Perplexity of t-SNE (free)"""
     num_neighbours: int = Field(15, gt=0, le=100_000)
     """Nearest neighbours from which overlap is measured"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from trimtab.models.config.base import Positive, StageConfig
 from trimtab.models.config.training import NumRanks
 
@@ -11,7 +9,8 @@ from trimtab.models.config.training import NumRanks
 class VllmConfig(StageConfig):
     """Sampling with vLLM, in a process of its own for each rank."""
 
-    cache_gib: Positive = Field(1.0, description="Size of vLLM's key-value cache in GiB")
+    cache_gib: Positive = 1.0
+    """Size of vLLM's key-value cache in GiB"""
 
 
 class SamplerConfig(StageConfig):

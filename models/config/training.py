@@ -47,7 +47,8 @@ class ModelConfig(StageConfig):
     """Folder or hub id of a causal language model; none trains from scratch"""
     hidden_size: int = Field(128, gt=0, le=65_536)
     """Hidden width of the from-scratch Llama"""
-    num_layers: int = Field(4, gt=0, le=1024, description="Layers of the from-scratch Llama")
+    num_layers: int = Field(4, gt=0, le=1024)
+    """Layers of the from-scratch Llama"""
     num_heads: int = Field(4, gt=0, le=1024)
     """Attention heads of the from-scratch Llama"""
     max_length: int = Field(256, gt=1, le=1_048_576)
@@ -82,8 +83,10 @@ class ZeroConfig(StageConfig):
 class LoraConfig(StageConfig):
     """Low-rank adapters, trained in place of the weights and merged into them at the end."""
 
-    rank: int = Field(16, gt=0, le=65_536, description="Rank of the low-rank update of a weight")
-    alpha: Positive = Field(32.0, description="The update is scaled by alpha / rank")
+    rank: int = Field(16, gt=0, le=65_536)
+    """Rank of the low-rank update of a weight"""
+    alpha: Positive = 32.0
+    """The update is scaled by alpha / rank"""
 
 
 class TrainerConfig(StageConfig):
@@ -105,7 +108,8 @@ class TrainerConfig(StageConfig):
     optimiser: Optimiser = "adamw"
     """adamw_8bit (bitsandbytes) keeps its moments in 2 bytes a parameter instead of 8; not possible
     with ZeRO"""
-    max_grad_norm: Positive = Field(1.0, description="Global gradient clip [PPO: 1.0]")
+    max_grad_norm: Positive = 1.0
+    """Global gradient clip [PPO: 1.0]"""
     num_ranks: NumRanks = "auto"
     """Processes that share each batch, each with its own GPU if there are GPUs. A number is the
     same on every host, and so are the results, to the last bit. auto: on a GPU 1; without GPUs 1,
@@ -138,18 +142,23 @@ class TrainConfig(TrainerConfig):
     PPO has no dropout: the policy that samples must be the one that is updated.
     """
 
-    learning_rate: LearningRate = Field(5e-6, description="Peak learning rate [AM, RM: 5e-6]")
-    warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
+    learning_rate: LearningRate = 5e-6
+    """Peak learning rate [AM, RM: 5e-6]"""
+    warmup_fraction: float = Field(0.1, ge=0, lt=1)
+    """Share of steps in linear warm-up"""
     final_fraction: float = Field(0.1, ge=0, le=1)
     """Final learning rate as a share of the peak"""
-    num_epochs: Passes = Field(1, description="Passes over the data [RM, AM: 1]")
+    num_epochs: Passes = 1
+    """Passes over the data [RM, AM: 1]"""
     batch_size: Rows = 32
     """Examples (pairs, rankings, dialogues) per optimiser step"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability on the outputs of attention and feed-forward blocks of the trained layers
     [RM: 0.05]"""
-    weight_decay: float = Field(0.0, ge=0, le=100, description="AdamW weight decay")
-    checkpoint_every: Steps = Field(100, description="Optimiser steps between checkpoints")
+    weight_decay: float = Field(0.0, ge=0, le=100)
+    """AdamW weight decay"""
+    checkpoint_every: Steps = 100
+    """Optimiser steps between checkpoints"""
 
     @model_validator(mode="after")
     def _every_rank_has_a_row(self) -> Self:
@@ -181,7 +190,9 @@ def precision_of(config: BaseModel) -> Precision:
 class SFTConfig(StageConfig):
     """Supervised fine-tuning on demonstrations."""
 
-    seed: Seed = Field(0, description="Seed of initialisation and order")
+    seed: Seed = 0
+    """Seed of initialisation and order"""
     model: ModelConfig = ModelConfig()
-    fine_tune: bool = Field(True, description="Train; if off, the base model is used as it is")
+    fine_tune: bool = True
+    """Train; if off, the base model is used as it is"""
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
