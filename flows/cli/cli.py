@@ -610,7 +610,9 @@ def compare(
             raise ConfigError(f"{name} is the page of a comparison or study, not of a single run")
         summaries.append(json.loads((reports / name / "summary.json").read_text()))
         about = read_run(reports / name)
-        settings.append({"flow": about["flow"], **about["settings"]} if about else {})
+        if not about:
+            raise ConfigError(f"no settings in {reports / name}; `trimtab run` writes them anew")
+        settings.append({"flow": about["flow"], **about["settings"]})
     print(comparison(runs, cards, summaries, settings))
 
 

@@ -276,6 +276,13 @@ def _openai(row: Row, mapped: Mapped) -> None:
     mapped.names = columns | {"prompt": "input.messages"}
 
 
+def _pandalm(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+    """Votes in columns, whatever the answers' columns are called: 1 or 2 is the better, 0 a tie."""
+    people = [name for name in VOTERS if row.get(name) not in (None, "")]
+    said = [(name, choice(name, {1: 1, 2: -1, 0: 0})(row, mapped)) for name in people]
+    return [(name, vote) for name, vote in said if vote is not None]
+
+
 def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
     columns = {name: name for name in ("response1", "response2", "annotator1")}
     columns["prompt"] = "instruction"
@@ -292,11 +299,6 @@ def with_input(row: Row, mapped: Mapped) -> Row:
 
 def _with_input(convert: Convert) -> Convert:
     return lambda row, mapped: convert(with_input(row, mapped), mapped)
-
-
-def _voted(first: str, second: str) -> Convert:
-    people = voters(first, second)
-    return TwoAnswers("prompt", first, second, majority(people), people)
 
 
 def _label_studio(row: Row, mapped: Mapped) -> None:
@@ -380,6 +382,8 @@ KTO_MESSAGES: Final = Preset(
     "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), reads=("category",),
     find=_unpaired,
 )  # fmt: skip
+PEOPLE_VOTED: Final = voters("response_a", "response_b")
+VOTERS: Final = tuple(f"annotator{number}" for number in range(1, 10))
 PRESETS: Final = (
     Preset(
         "named", "two answers, of which chosen and rejected are the names", ("chosen", "rejected"),
@@ -487,7 +491,8 @@ PRESETS: Final = (
     ),
     Preset(
         "pandalm", "PandaLM's test set", ("instruction", "response1", "response2", "annotator1"),
-        _with_input(_voted("response1", "response2")), ("input",), find=_pandalm_columns,
+        _with_input(TwoAnswers("prompt", "response1", "response2", majority(_pandalm), _pandalm)),
+        ("input", *VOTERS), find=_pandalm_columns,
     ),
     Preset(
         "auto-j", "Auto-J's test set", ("scenario", "prompt", "response 1", "response 2", "label"),
@@ -500,7 +505,11 @@ PRESETS: Final = (
     Preset(
         "voted", "two answers, and which each annotator chose",
         ("prompt", "response_a", "response_b", "annotator_1"),
-        _with_input(_voted("response_a", "response_b")),
+        _with_input(
+            TwoAnswers(
+                "prompt", "response_a", "response_b", majority(PEOPLE_VOTED), PEOPLE_VOTED
+            )
+        ),
         find=columns_voted,
     ),
     Preset(

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -105,6 +105,22 @@ class _Form:
     ignored: tuple[str, ...]
 
 
+def _find_forms(asked: str, given: Mapping[str, str], keys: tuple[str, ...]) -> list[_Form]:
+    """The forms of a source's format and columns that a row with these columns may have."""
+    forms = []
+    names = tuple(name for name in keys if isinstance(name, str))
+    for preset in PRESETS:
+        is_asked = preset.is_automatic if asked == "auto" else preset.name == asked
+        columns = preset.columns_in(names) if is_asked else None
+        if columns is not None:
+            known = {*columns.values(), *preset.reads, *METADATA}
+            others = {own: name for own, name in columns.items() if own != name}
+            named = {own: given.get(name, name) for own, name in others.items()}
+            ignored = tuple(str(key) for key in keys if key not in known)
+            forms.append(_Form(preset, others, dict(given) | named, ignored))
+    return forms
+
+
 class RowReader:
     """Reads the rows of one source by its `format` and `columns`. Raises ColumnsError.
 
@@ -119,7 +135,7 @@ class RowReader:
         self.given_up: set[str] = set()
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
-        self._forms_of = lru_cache(MAX_KNOWN)(self._find_forms)
+        self._forms_of = lru_cache(MAX_KNOWN)(partial(_find_forms, self.format, self.columns))
         self._compares = lru_cache(MAX_KNOWN)(own_scores)
         self._files: dict[str, FileNotes] = defaultdict(FileNotes)
         self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
@@ -212,21 +228,6 @@ class RowReader:
             if matches is None or matches(_renamed(row, form.columns)):
                 return form
         return None
-
-    def _find_forms(self, keys: tuple[str, ...]) -> list[_Form]:
-        """The forms that a row with these columns may have."""
-        forms = []
-        names = tuple(name for name in keys if isinstance(name, str))
-        for preset in PRESETS:
-            is_asked = preset.is_automatic if self.format == "auto" else preset.name == self.format
-            columns = preset.columns_in(names) if is_asked else None
-            if columns is not None:
-                known = {*columns.values(), *preset.reads, *METADATA}
-                others = {own: name for own, name in columns.items() if own != name}
-                named = {own: self._their(name) for own, name in others.items()}
-                ignored = tuple(str(key) for key in keys if key not in known)
-                forms.append(_Form(preset, others, dict(self.columns) | named, ignored))
-        return forms
 
     def _is_against_scores(self, row: Row, preset: Preset, parsed: ParsedRow) -> bool | None:
         """Whether a pair's own scores or margin prefer the answer that is labelled worse."""

@@ -63,9 +63,9 @@ def _outcomes(where: str, ours: Tensor, theirs: Tensor, tie_margin: float) -> Te
     """int8, 1 where ours is better by more than the margin, -1 where theirs is, else 0."""
     if not tie_margin >= 0:
         raise ValueError(f"{where}: tie_margin must not be negative, found {tie_margin}")
-    gap = ours.detach().double() - theirs.detach().double()
-    if bool(gap.isnan().any()):
+    if bool(ours.isnan().any()) or bool(theirs.isnan().any()):
         raise ValueError(f"{where}: a score is NaN, which neither wins nor loses; judge again")
+    gap = ours.detach().double() - theirs.detach().double()
     return (gap > tie_margin).to(torch.int8) - (gap < -tie_margin).to(torch.int8)
 
 

@@ -56,7 +56,9 @@ class SeedRun(Artifacts):
         document = self.document(role, "judgement.json")
         verdict = document.get(f"{eval_set}_gold") or document.get(f"{eval_set}_judge_score")
         if verdict is None:
-            raise ReportInputError(f"{role} judged no prompts of the set {eval_set!r}")
+            raise ReportInputError(
+                f"{role} judged no prompts of the set {eval_set!r}, which the synthetic world has"
+            )
         return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
 
     def validated(self, role: str) -> float:

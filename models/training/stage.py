@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,12 +40,11 @@ class Stage:
         return self.workdir / "output"
 
     def several(self, name: str) -> list[Path]:
-        """The input `name`, or those numbered `name_0`, `name_1` and so on; none where none is."""
-        if name in self.inputs:
-            return [self.inputs[name]]
-        numbered = (f"{name}_{number}" for number in itertools.count())
-        present = itertools.takewhile(self.inputs.__contains__, numbered)
-        return [self.inputs[each] for each in present]
+        """The input `name`, then all `name_<number>` in the order of their numbers."""
+        split = [key.rpartition("_") for key in self.inputs]
+        numbers = sorted(int(end) for stem, _, end in split if stem == name and end.isdecimal())
+        names = (name, *(f"{name}_{number}" for number in numbers))
+        return [self.inputs[key] for key in names if key in self.inputs]
 
     def roles_by_seed(self) -> dict[int, dict[str, Path]]:
         """The inputs named `<seed>.<role>`: by seed, in order, and role."""
