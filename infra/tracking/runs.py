@@ -1,10 +1,9 @@
 """MLflow runs: one for a flow run, nested ones for its stages.
 
-Tracking never fails training. What MLflow is to have of a run goes into a file of the run
-(trimtab.infra.tracking.outbox), and from there, in order, to MLflow. When MLflow cannot be reached
-there is one warning, and it waits there. A thread retries every half minute, `flush` retries at the
-end of a flow, and the next process that connects sends what others left behind. A run whose process
-died is then ended as KILLED.
+Tracking never fails training. When MLflow cannot be reached there is one warning, and data waits to
+be sent in a file for each run (trimtab.infra.tracking.outbox). A thread retries every half minute,
+`flush` retries at the end of a flow, and the next process that connects sends what others left
+behind. A run whose process died is then ended as KILLED.
 
 MLflow loads on first use (two seconds), not with this module.
 """
@@ -17,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -102,9 +100,7 @@ class Tracking:
         key = uuid.uuid4().hex
         all_tags = {k: str(value)[:_MAX_TAG] for k, value in (tags or {}).items()}
         run = TrackedRun(self, tags={_KEY: key}, parent=parent, outbox=Outbox(self.outbox, key))
-        known = (parent.run_id, parent.tags) if parent else (None, {})
-        made = {"name": name, "tags": {**all_tags, **run.tags}, "time": _now(), "parent": known}
-        run.send({"create": made})
+        run.start(name, all_tags)
         return run
 
     def attach(
@@ -193,9 +189,10 @@ class Tracking:
 
     def _send_unsent(self) -> None:
         for run in list(self._unsent):
-            run.send_waiting()
-        with self._unsent_lock:
-            self._unsent = [run for run in self._unsent if run.has_unsent]
+            if run.send_waiting():
+                with self._unsent_lock:
+                    if run in self._unsent and not run.has_unsent:
+                        self._unsent.remove(run)
 
     def _send_later(self) -> None:
         while True:
@@ -208,7 +205,9 @@ class Tracking:
 
     def _send_left_behind(self) -> None:
         for outbox in left_behind(self.outbox) if self.outbox else ():
-            self.send_when_back(TrackedRun.abandoned(self, outbox))
+            run = TrackedRun(self, outbox=outbox)
+            run.continue_abandoned()
+            self.send_when_back(run)
         self._send_unsent()
 
     def connect(self) -> Any:
@@ -240,46 +239,52 @@ class TrackedRun:
         parent: TrackedRun | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        """`tags` find it; what MLflow is to have of it goes through `outbox`."""
+        """`tags` find it; what MLflow does not take goes to `outbox`, and is lost without one."""
         self.tracking = tracking
         self.run_id = run_id
         self.tags = dict(tags or {})
         self._parent = parent
-        self._outbox = outbox or Outbox()
+        self._outbox = outbox
         self._was_tried = False
+        self._has_ended = False
         self._sending = threading.RLock()
 
-    @classmethod
-    def abandoned(cls, tracking: Tracking, outbox: Outbox) -> TrackedRun:
-        """A run that its process has left, which is ended once what waits was sent."""
-        records = outbox.waiting
-        run_id = next((str(record["run_id"]) for record in records if "run_id" in record), None)
-        run = cls(tracking, run_id, outbox=outbox)
-        run._was_tried = True
-        if not any("end" in record for record in records):
-            outbox.add({"end": "KILLED", "time": int(outbox.written * 1000)})
-        return run
+    def start(self, name: str, tags: Mapping[str, str]) -> None:
+        """Make it, or have it made later, with the time of now. Its process is known to be at it:
+        where that dies, another one ends the run.
+        """
+        parent = (self._parent.run_id, self._parent.tags) if self._parent else (None, {})
+        given = {"name": name, "tags": {**tags, **self.tags}, "time": _now(), "parent": parent}
+        if self.tracking.uri and self._outbox:
+            self._outbox.add({"create": given})
+            if not self.send_waiting():
+                self.tracking.send_when_back(self)
+
+    def continue_abandoned(self) -> None:
+        """Go on with a run that its process has left, which ends it."""
+        assert self._outbox is not None
+        self._was_tried = True
+        records = list(self._outbox.waiting)
+        self.run_id = next((str(each["run_id"]) for each in records if "run_id" in each), None)
+        if not any("end" in each for each in records):
+            self._outbox.add({"end": "KILLED", "time": int(self._outbox.written * 1000)})
 
     @property
     def has_unsent(self) -> bool:
         """Whether something waits for MLflow."""
-        return bool(self._outbox.waiting)
-
-    def send(self, record: Record) -> None:
-        """Send a record, behind all that waits; later where MLflow is away."""
-        if self.tracking.uri:
-            self._outbox.add(record)
-            if not self.send_waiting():
-                self.tracking.send_when_back(self)
+        return self._outbox is not None and bool(self._outbox.waiting)
 
     def send_waiting(self) -> bool:
         """Send what waits, in order; whether MLflow has all of it now."""
+        if self._outbox is None:
+            return True
         with self._sending:
             while self._outbox.waiting:
-                record = self._outbox.waiting[0]
-                if not self.tracking.attempt(partial(self._deliver, record))[0]:
+                if not self._is_over(self._outbox.waiting[0]):
                     return False
-                self._outbox.remove_sent(record)
+                self._outbox.waiting.popleft()
+            if self._has_ended:
+                self._outbox.remove()
         return True
 
     def page(self, artifact: str = "") -> str | None:
@@ -312,30 +317,33 @@ class TrackedRun:
             "metrics": [(k, float(v), _now(), 0) for k, v in (metrics or {}).items()],
             "tags": [(k, str(v)[:_MAX_TAG]) for k, v in (tags or {}).items()],
         }
-        self.send({"batch": batch})
+        self._send({"batch": batch})
 
     def log_lines(self, lines: Sequence[str]) -> None:
         """Log the metrics in lines of a trainer's metrics.jsonl, with their steps and times."""
         points = [point for line in lines for point in parse_line(line)]
         if points:
-            self.send({"batch": {"metrics": points}})
+            self._send({"batch": {"metrics": points}})
 
     def log_artifacts(self, folder: Path, pattern: str = "**/*") -> None:
         """Copy the files below a folder to the run's artifacts, several at a time."""
-        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
-        files = [(str(path.resolve()), str(path.parent.relative_to(folder))) for path in paths]
-        if files:
-            self.send({"artifacts": files})
+        for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
+            inner = str(path.parent.relative_to(folder))
+            record = {"artifact": (str(path.resolve()), None if inner == "." else inner)}
+            self.tracking.background.submit(partial(self._send, record))
+        self.tracking.background.wait()
 
     def log_inputs(self, inputs: Sequence[Input]) -> None:
         """Record the datasets that a run reads."""
         if inputs:
             given = [(each.name, each.digest, each.source, each.context) for each in inputs]
-            self.send({"inputs": given})
+            self._send({"inputs": given})
 
     def end(self, status: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED, with the time of now."""
-        self.send({"end": status, "time": _now()})
+        self._send({"end": status, "time": _now()})
+        if self._has_ended:
+            self.send_waiting()
 
     def __enter__(self) -> Self:
         return self
@@ -348,6 +356,16 @@ class TrackedRun:
     ) -> None:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit | TrainerStoppedError)
         self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
+
+    def _send(self, record: Record) -> None:
+        if not self.tracking.uri or (not self.has_unsent and self._is_over(record)):
+            return
+        if self._outbox is not None:
+            self._outbox.add(record)
+            self.tracking.send_when_back(self)
+
+    def _is_over(self, record: Record) -> bool:
+        return self.tracking.attempt(partial(self._deliver, record))[0]
 
     def _deliver(self, record: Record, client: Any) -> None:
         """Tell MLflow; what it has of a record already it does not get a second time."""
@@ -364,16 +382,11 @@ class TrackedRun:
             # MLflow checks for the dataset and then inserts it: two that log one would collide.
             with _one_input_at_a_time:
                 client.log_inputs(self.run_id, entries)
-        elif kind == "artifacts":
-
-            def copy(path: str, inner: str) -> None:
-                if Path(path).is_file():
-                    client.log_artifact(self.run_id, path, None if inner == "." else inner)
-
-            with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-                list(pool.map(copy, *zip(*value, strict=True)))  # raises what a copy has raised
+        elif kind == "artifact" and Path(value[0]).is_file():
+            client.log_artifact(self.run_id, *value)
         elif kind == "end":
             client.set_terminated(self.run_id, value, end_time=record["time"])
+            self._has_ended = True
 
     def _create(self, client: Any, given: Mapping[str, Any]) -> None:
         if self.run_id is not None:
@@ -389,7 +402,8 @@ class TrackedRun:
                 tags["mlflow.parentRunId"] = parent
             run = client.create_run(tracking.experiment_id, given["time"], tags, given["name"])
             self.run_id = str(run.info.run_id)
-        self._outbox.note({"run_id": self.run_id})
+        if self._outbox is not None:
+            self._outbox.note({"run_id": self.run_id})
 
     def _id_of_parent(self, client: Any, known: str | None, tags: Mapping[str, str]) -> str | None:
         parent = self._parent
@@ -402,9 +416,9 @@ class TrackedRun:
 
     def find(self, client: Any) -> str | None:
         """Its id, making it now where it was to be made, or looking for it by its tags."""
-        if self.run_id is None:
+        if self.run_id is None and self._outbox is not None:
             self.send_waiting()
-        if self.run_id is None and self.tags and not self.has_unsent:
+        elif self.run_id is None and self.tags:
             self.run_id = next(iter(self.tracking.search(client, self.tags, "RUNNING")), None)
         return self.run_id
 

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import threading
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -304,45 +303,3 @@ def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) 
     (tmp_path / "mlflow.db").write_text("no database" * 99)
     with pytest.raises(OSError, match=r"mlflow\.db: cannot note that it was moved: file is not a"):
         follow_move(tmp_path / "mlartifacts")
-
-
-def test_what_mlflow_has_is_in_no_file(settings: Settings) -> None:
-    """A record is in the run's file until MLflow has it: a kill then loses none."""
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("written ahead")
-    assert tracking.outbox is not None and tracking._client is not None
-    (path,) = tracking.outbox.glob("*.jsonl")
-    before = path.read_text()
-    assert f'"run_id": "{run.run_id}"' in before
-    seen = []
-    send = tracking._client.log_batch
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            tracking._client,
-            "log_batch",
-            lambda *given, **more: seen.append(path.read_text()) or send(*given, **more),
-        )
-        run.log_lines([_line(0, loss=1.0)])
-    assert "loss" in seen[0] and path.read_text() == before
-    run.end()
-    assert not path.exists()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it stands for a full disk")
-def test_a_full_disk_keeps_what_waits_in_memory(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("full")
-    assert tracking.outbox is not None
-    (path,) = tracking.outbox.glob("*.jsonl")
-    with FileIO("/dev/full", "w") as full:
-        run._outbox._stream = full
-        run.log(metrics={"loss": 1.0})
-        run.log(metrics={"loss": 2.0})
-        assert len([r for r in caplog.records if "in memory only" in r.message]) == 1
-        run.end()
-    assert not path.exists()  # or the next process would end the run as KILLED
-    client = _client(settings)
-    ended = client.get_run(run.run_id)
-    assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 2.0})
