@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +34,7 @@ class Outbox:
         self.written = 0.0
         self._path = folder / f"{time.time_ns():020d}-{key}.jsonl" if folder else None
         self._stream: IO[str] | None = None
+        self._is_full = False
         self._writing = threading.Lock()
 
     def add(self, record: Record) -> None:
@@ -46,7 +48,7 @@ class Outbox:
         If the file cannot be written, the record stays in memory: tracking never fails a run.
         """
         with self._writing:
-            if self._path is None:
+            if self._path is None or self._is_full:
                 return
             try:
                 self._stream = self._stream or _made(self._path)
@@ -56,13 +58,15 @@ class Outbox:
                 logger.warning(
                     "%s: %s. Data for MLflow is now kept in memory only", self._path, error
                 )
-                self._path = None
+                self._is_full = True
 
     def remove(self) -> None:
         """All was sent."""
-        if self._stream is not None and self._path is not None:
+        if self._path is not None:
             self._path.unlink(missing_ok=True)
-            self._stream.close()
+        if self._stream is not None:
+            with suppress(OSError):  # a full disk does not take what is in its buffer
+                self._stream.close()
         self._stream = self._path = None
 
 

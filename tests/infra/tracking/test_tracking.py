@@ -7,6 +7,7 @@ import logging
 import shutil
 import tempfile
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -303,3 +304,23 @@ def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) 
     (tmp_path / "mlflow.db").write_text("no database" * 99)
     with pytest.raises(OSError, match=r"mlflow\.db: cannot note that it was moved: file is not a"):
         follow_move(tmp_path / "mlartifacts")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it stands for a full disk")
+def test_a_full_disk_leaves_no_file_by_which_a_finished_run_is_killed(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("full")
+    assert tracking.outbox is not None and run._outbox is not None
+    (path,) = tracking.outbox.glob("*.jsonl")
+    run._outbox._stream = open("/dev/full", "w")  # noqa: SIM115  (its close fails, too)
+    tracking._down_until = time.monotonic() + 60
+    run.log(metrics={"loss": 1.0})
+    run.log(metrics={"loss": 2.0})
+    assert len([r for r in caplog.records if "in memory only" in r.message]) == 1
+    tracking._down_until = 0.0
+    run.end()
+    assert not path.exists()  # or the next process would end the run as KILLED
+    ended = _client(settings).get_run(run.run_id)
+    assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 2.0})
