@@ -319,8 +319,8 @@ def test_a_full_disk_leaves_no_file_by_which_a_finished_run_is_killed(
     run.log(metrics={"loss": 1.0})
     run.log(metrics={"loss": 2.0})
     assert len([r for r in caplog.records if "in memory only" in r.message]) == 1
-    tracking._down_until = 0.0
     run.end()
+    tracking.flush()
     assert not path.exists()  # or the next process would end the run as KILLED
     ended = _client(settings).get_run(run.run_id)
     assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 2.0})
