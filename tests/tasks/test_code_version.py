@@ -131,9 +131,7 @@ def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: P
     training.write_text(described)
     assert _keys(copied, stages) == before
     # What every trainer has, but for the one that is told otherwise.
-    changed = text.replace(
-        "max_grad_norm: Positive = Field(1.0", "max_grad_norm: Positive = Field(2.0"
-    )
+    changed = text.replace("max_grad_norm: Positive = 1.0", "max_grad_norm: Positive = 2.0")
     assert changed != text
     training.write_text(changed)
     given = {**stages, "ppo_max": "policy.PPOConfig(max_grad_norm=1.0)"}
@@ -141,7 +139,7 @@ def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: P
     assert same == {"ppo_max"}
     training.write_text(text)
     policy = copied / "trimtab/models/config/policy.py"
-    changed = policy.read_text().replace("beta: Positive = Field(0.1", "beta: Positive = Field(0.2")
+    changed = policy.read_text().replace("beta: Positive = 0.1", "beta: Positive = 0.2")
     assert changed != policy.read_text()
     policy.write_text(changed)
     assert _keys(copied, stages) == before
