@@ -306,7 +306,6 @@ def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) 
         follow_move(tmp_path / "mlartifacts")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it stands for a full disk")
 def test_a_full_disk_leaves_no_file_by_which_a_finished_run_is_killed(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
