@@ -54,9 +54,11 @@ def simcse_loss(
     require_floating("simcse_loss", first=first, second=second)
     _require_positive("simcse_loss", temperature=temperature)
     logits = _cosines(first, second) / temperature
-    own = torch.arange(len(logits), device=logits.device)
-    loss = F.cross_entropy(logits, own)
-    others = logits.detach().masked_fill(torch.eye(len(own), device=own.device).bool(), -torch.inf)
+    places = torch.arange(len(logits), device=logits.device)
+    loss = F.cross_entropy(logits, places)
+    others = logits.detach().masked_fill(
+        torch.eye(len(places), device=places.device).bool(), -torch.inf
+    )
     is_nearest = logits.detach().diagonal() > others.amax(1)
     return loss, {
         "contrastive_loss": loss.detach(),

@@ -123,19 +123,19 @@ def calibrated_strength(
     share = np.ones(len(is_known)) if label is None else label.double().numpy()
     count = voted[:, is_known].sum(1, keepdims=True)
     scale = np.sqrt((known**2).sum(1, keepdims=True) / np.maximum(count, 1))
-    votes, known = (each / np.where(scale > 0, scale, 1) for each in (votes, known))
+    votes, known = (values / np.where(scale > 0, scale, 1) for values in (votes, known))
     labels = share[is_known]
     weights = np.where(scale[:, 0] > 0, _weights_despite_errors(known, labels), 0.0)
-    own = [
+    voter_weights = [
         _likeliest_weights(vote[None, where], labels[where]) if where.any() else np.zeros(1)
         for vote, where in zip(known, voted[:, is_known], strict=True)
     ]
-    alone = torch.from_numpy(np.stack(own) * votes)
+    alone = torch.from_numpy(np.stack(voter_weights) * votes)
     mean = masked_mean(alone, counted, dim=0)
     spread = masked_mean((alone - mean).square(), counted, dim=0).sqrt()
-    found = weights / np.where(scale > 0, scale, 1)[:, 0]
+    unscaled = weights / np.where(scale > 0, scale, 1)[:, 0]
     total = _scaled_by_voters(weights @ votes, voted, is_known, share)
-    return torch.from_numpy(total), spread, torch.from_numpy(found)
+    return torch.from_numpy(total), spread, torch.from_numpy(unscaled)
 
 
 def _scaled_by_voters(
@@ -150,11 +150,13 @@ def _scaled_by_voters(
     if sets.shape[1] == 1:
         return scaled
     for number in range(sets.shape[1]):
-        own = whose.ravel() == number
-        known = total[own & is_known]
+        of_set = whose.ravel() == number
+        known = total[of_set & is_known]
         size = np.sqrt((known**2).mean()) if len(known) >= FEWEST_ALIKE else 0.0
         if size > 0:
-            scaled[own] *= _likeliest_weights(known[None] / size, label[own & is_known])[0] / size
+            scaled[of_set] *= (
+                _likeliest_weights(known[None] / size, label[of_set & is_known])[0] / size
+            )
     return scaled
 
 
@@ -175,8 +177,8 @@ def _likeliest_weights(
 
     start = np.full(len(votes), 1 / len(votes))
     bounds = [(0.0, 100.0)] * len(votes)
-    found: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x
-    return found
+    weights: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x
+    return weights
 
 
 def _weights_despite_errors(

@@ -80,8 +80,8 @@ def packed_attention(module: nn.Module) -> Iterator[None]:
         check_packable(module)
         _packable.add(module)
     # Layers that were taken over from another model read that one's configuration.
-    found = [getattr(part, "config", None) for part in module.modules()]
-    configs = {id(config): config for config in found if isinstance(config, PreTrainedConfig)}
+    candidates = [getattr(part, "config", None) for part in module.modules()]
+    configs = {id(config): config for config in candidates if isinstance(config, PreTrainedConfig)}
     before = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation = _NAME
@@ -147,7 +147,7 @@ def _attend(  # noqa: PLR0913 - transformers' signature
             f"({type(module).__name__}), so that packed rows cannot be kept apart in it"
         )
     dtype = attention_dtype(value.dtype)
-    query, key, value = (each.to(dtype) for each in (query, key, value))
+    query, key, value = (states.to(dtype) for states in (query, key, value))
     lengths = tuple(packed_lengths)
     longest = max(row[0] + max(row[1:]) for row in lengths)
     window = options["sliding_window"] if "sliding_window" in options else _window_of(module)
@@ -157,20 +157,20 @@ def _attend(  # noqa: PLR0913 - transformers' signature
         is_even = query.shape[-1] == value.shape[-1]
         if dropout == 0 and softcap is None and is_even and _has_flash(query):
             sequences = packed_sequences or move_to_device(sequences_of(lengths))
-            query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+            query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
             kernel = varlen.varlen_attn
-            own = attend_sequences(query, key, value, sequences, scaling, kernel, window)
-            return own[None], None
+            attended = attend_sequences(query, key, value, sequences, scaling, kernel, window)
+            return attended[None], None
         if dropout == 0 and _has_flex(query):
             mask = block_mask(lengths, window, query.device)
-            own, _ = flex_attention_forward(
+            attended, _ = flex_attention_forward(
                 module, query, key, value, mask, scaling=scaling, softcap=softcap
             )
-            return own, None
-        whole = _attend_rows(
+            return attended, None
+        attended = _attend_rows(
             query, key, value, attention_mask, dropout, scaling, lengths, window, softcap
         )
-    return whole.transpose(1, 2).contiguous(), None
+    return attended.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -232,14 +232,14 @@ def sequences_of(lengths: tuple[tuple[int, ...], ...]) -> Sequences:
         sizes = [prompt + first, *further]
         tokens = np.split(np.arange(start, start + sum(sizes)), np.cumsum(sizes)[:-1])
         shared = tokens[0][:prompt]
-        index += [tokens[0], *(part for own in tokens[1:] for part in (shared, own))]
+        index += [tokens[0], *(part for response in tokens[1:] for part in (shared, response))]
         queries += sizes
         keys += [prompt + first, *(prompt + size for size in further)]
         start += sum(sizes)
     ends = [np.cumsum([0, *sizes]) for sizes in (queries, keys)]
     if queries == keys:  # no row has a further response
-        own = _whole_numbers(ends[0])
-        return Sequences(own, own, max(queries), max(keys))
+        starts = _whole_numbers(ends[0])
+        return Sequences(starts, starts, max(queries), max(keys))
     key_index = np.concatenate(index)
     counts = np.bincount(key_index)
     arrays = [*ends, key_index, np.argsort(key_index, kind="stable"), np.cumsum(counts) - counts]
@@ -344,10 +344,10 @@ def block_mask(
     blocks = torch.arange(-(-row_starts[-1] // size), dtype=torch.int32, device="cpu")
     row = np.searchsorted(row_starts, blocks.numpy() * size, side="right") - 1
     first = torch.from_numpy(row_starts[row] // size).to(torch.int32)
-    found = (first[:, None] + blocks).clamp(max=len(blocks) - 1)
+    block_index = (first[:, None] + blocks).clamp(max=len(blocks) - 1)
     return BlockMask.from_kv_blocks(
         (blocks - first + 1)[None, None],
-        found[None, None],
+        block_index[None, None],
         mask_mod=sees,
         seq_lengths=(int(row_starts[-1]),) * 2,
     ).to(device)
@@ -366,7 +366,7 @@ def _attend_rows(  # noqa: PLR0913 - the parts of `_attend`
 ) -> Tensor:
     """As `_attend`, heads before tokens: (1, heads, N, d)."""
     sizes = [size for row in packed_lengths for size in (row[0] + row[1], *row[2:])]
-    parts = iter(zip(*(whole.split(sizes, dim=2) for whole in (query, key, value)), strict=True))
+    parts = iter(zip(*(states.split(sizes, dim=2) for states in (query, key, value)), strict=True))
     longest = attention_mask.shape[-1] - attention_mask.shape[-2]
     is_plain = window is None and softcap is None
     attend = partial(
@@ -418,7 +418,7 @@ def _attend_capped(  # noqa: PLR0913 - torch's signature
     """scaled_dot_product_attention of soft-capped scores."""
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
-        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
     weights = (softcap * torch.tanh(scores / softcap) + attn_mask).softmax(-1)
     return F.dropout(weights, dropout_p) @ value

@@ -60,7 +60,7 @@ class Pass:
             self._storages[parameter.untyped_storage()._cdata] = parameter
         half = [0] * (num_tokens // 2)
         batch = pack([Candidates(half, (half,))])
-        ids, positions = (each.to("meta") for each in (batch.input_ids, batch.position_ids))
+        ids, positions = (values.to("meta") for values in (batch.input_ids, batch.position_ids))
         with self._watched(model):
             hidden_states(model, replace(batch, input_ids=ids, position_ids=positions))
 
@@ -156,7 +156,9 @@ def _layer(config: PreTrainedConfig, layer: nn.Module) -> dict[str, Any]:
     experts = [parameter for parameter in layer.parameters() if parameter.ndim == 3]
     taken = getattr(config, "num_experts_per_tok", None)
     matrices = sum(parameter.numel() for parameter in layer.parameters() if parameter.ndim == 2)
-    active = sum(each.numel() * min(1.0, (taken or len(each)) / len(each)) for each in experts)
+    active = sum(
+        expert.numel() * min(1.0, (taken or len(expert)) / len(expert)) for expert in experts
+    )
     return {
         "maps": maps,
         "parameters": _numel(layer),
@@ -201,8 +203,8 @@ def kept_of(model: PreTrainedModel) -> dict[str, Any]:
         )
 
     def kept(layer: int | None, is_narrow: bool) -> int:
-        found = more.kept[layer, is_narrow] - few.kept[layer, is_narrow]
-        return -(-found // (MORE_TOKENS - FEW_TOKENS))
+        numbers = more.kept[layer, is_narrow] - few.kept[layer, is_narrow]
+        return -(-numbers // (MORE_TOKENS - FEW_TOKENS))
 
     return {
         "layers": [[kept(index, False), kept(index, True)] for index in range(count)],
@@ -246,8 +248,8 @@ def main(path: Path) -> dict[str, Any]:
     try:
         return counted(path)
     except Exception as error:  # whatever a configuration from elsewhere makes a library raise
-        said = " ".join(str(error).split())
-        return {"shape": None, "untrainable": f"{type(error).__name__}: {said[:300]}"}
+        message = " ".join(str(error).split())
+        return {"shape": None, "untrainable": f"{type(error).__name__}: {message[:300]}"}
 
 
 if __name__ == "__main__":

@@ -183,12 +183,12 @@ def ppo_counts(config: PPOConfig, num_prompts: int) -> PPOCounts:
 
 def nll_batch_sizes(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
     """Dialogues that every update of the policy draws, by source: rehearsal, demonstrations."""
-    found = {}
+    sizes = {}
     if config.rehearsal_coef > 0 and has_rehearsal:
-        found["rehearsal"] = config.rehearsal_batch
+        sizes["rehearsal"] = config.rehearsal_batch
     if isinstance(config, PPOConfig) and config.ptx_coef > 0:
-        found["demonstrations"] = config.rehearsal_batch
-    return found
+        sizes["demonstrations"] = config.rehearsal_batch
+    return sizes
 
 
 def num_helpful(config: ConstitutionalSFTConfig, revisions: int, demonstrations: int) -> int:

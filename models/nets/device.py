@@ -40,7 +40,7 @@ def move_to_device(tree: T) -> T:
     a CPU the argument is the result.
     """
     is_cpu = _device.type == "cpu"
-    host = [] if is_cpu else [own for own in _tensors(tree) if own.device.type == "cpu"]
+    host = [] if is_cpu else [tensor for tensor in _tensors(tree) if tensor.device.type == "cpu"]
     if not host:
         return tree
     sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in host]
@@ -48,9 +48,9 @@ def move_to_device(tree: T) -> T:
     for part, tensor in zip(buffer.split(sizes), host, strict=True):
         _as(part, tensor).copy_(tensor)
     parts = buffer.to(_device, non_blocking=True).split(sizes)
-    moved = {id(own): _as(part, own) for part, own in zip(parts, host, strict=True)}
-    found: T = _replaced(tree, moved)
-    return found
+    moved = {id(tensor): _as(part, tensor) for part, tensor in zip(parts, host, strict=True)}
+    copied: T = _replaced(tree, moved)
+    return copied
 
 
 def _as(part: Tensor, like: Tensor) -> Tensor:

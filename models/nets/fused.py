@@ -147,11 +147,15 @@ def _rotated(
     rows, _, length, _ = query.shape
     if rows > 1 and cosine.ndim == 3 and unsqueeze_dim == 1:
         cosine, sine = (
-            each.expand(rows, length, -1).reshape(1, rows * length, -1) for each in (cosine, sine)
+            part.expand(rows, length, -1).reshape(1, rows * length, -1) for part in (cosine, sine)
         )
-        both = (each.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for each in (query, key))
-        found = liger_rotary_pos_emb(*both, cosine, sine)
-        query, key = (each[0].unflatten(1, (rows, length)).transpose(0, 1) for each in found)
+        both = (
+            states.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for states in (query, key)
+        )
+        rotated_rows = liger_rotary_pos_emb(*both, cosine, sine)
+        query, key = (
+            states[0].unflatten(1, (rows, length)).transpose(0, 1) for states in rotated_rows
+        )
         return query, key
     rotated: tuple[Tensor, Tensor] = liger_rotary_pos_emb(
         query, key, cosine, sine, unsqueeze_dim=unsqueeze_dim
@@ -223,9 +227,9 @@ class _RMSNorm(torch.autograd.Function):
         of_weight = None
         if ctx.needs_input_grad[1]:
             of_weight = (gradient * normed).flatten(0, -2).sum(0)
-        found = gradient * weight
-        shared = torch.linalg.vecdot(found, normed)[..., None].div_(-hidden.shape[-1])
-        return found.addcmul_(normed, shared).mul_(scale), of_weight, None
+        of_hidden = gradient * weight
+        shared = torch.linalg.vecdot(of_hidden, normed)[..., None].div_(-hidden.shape[-1])
+        return of_hidden.addcmul_(normed, shared).mul_(scale), of_weight, None
 
 
 class _SwiGLU(torch.autograd.Function):

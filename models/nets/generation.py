@@ -198,7 +198,7 @@ def _decode_statically(
 class _StaticRows:
     """Rows under way by static steps, and what has been drawn of them, at fixed addresses.
 
-    What is of every token lies (T, b), as draws, or (T, B) of all rows: `kept`.
+    What is of every token lies (T, b), as draws, or (T, B) of all rows: `stored`.
     """
 
     def __init__(
@@ -222,8 +222,8 @@ class _StaticRows:
         self.finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         self.rows = torch.arange(len(prompts), device=device)
         tokens = torch.full(self.draws.shape, _NONE, device=device)
-        self.kept = (tokens, torch.zeros_like(self.draws), torch.zeros_like(self.draws))
-        self.own = tuple(kept.clone() for kept in self.kept)
+        self.stored = (tokens, torch.zeros_like(self.draws), torch.zeros_like(self.draws))
+        self.current = tuple(tensor.clone() for tensor in self.stored)
 
     def advance(self, reach: int) -> None:
         """Process the tokens drawn last, and weigh the next ones."""
@@ -253,9 +253,9 @@ class _StaticRows:
         else:
             candidates = _sorted_by_probability(self.drawn_from) if from_all else self.likely
             chosen = _draw_from_nucleus(*candidates, self.sampling.top_p, uniform)
-        found = chosen, *_logprobs_and_entropies(self.scaled, self.probabilities, chosen)
-        for own, values, nothing in zip(self.own, found, (_NONE, 0.0, 0.0), strict=True):
-            own.index_copy_(0, self.number, values.masked_fill(self.finished, nothing)[None])
+        drawn = chosen, *_logprobs_and_entropies(self.scaled, self.probabilities, chosen)
+        for column, values, nothing in zip(self.current, drawn, (_NONE, 0.0, 0.0), strict=True):
+            column.index_copy_(0, self.number, values.masked_fill(self.finished, nothing)[None])
         self.finished.logical_or_(chosen == self.end_id)
         if self.seen is not None:
             self.seen.scatter_(1, chosen[:, None], True)
@@ -268,20 +268,20 @@ class _StaticRows:
         index = self.finished.logical_not().nonzero()[:, 0]
         self.steps.select(index)
         self.rows, self.finished = self.rows[index], self.finished[index]
-        self.draws, *own = (values[:, index] for values in (self.draws, *self.own))
-        self.own = tuple(own)
+        self.draws, *columns = (values[:, index] for values in (self.draws, *self.current))
+        self.current = tuple(columns)
         if self.seen is not None:
             self.seen = self.seen[index]
         return len(index)
 
     def _keep(self) -> None:
-        for kept, own in zip(self.kept, self.own, strict=True):
-            kept.index_copy_(1, self.rows, own)
+        for tensor, current in zip(self.stored, self.current, strict=True):
+            tensor.index_copy_(1, self.rows, current)
 
     def samples(self) -> Samples:
         """What has been drawn of all rows."""
         self._keep()
-        tokens, logprobs, entropies = (kept.T for kept in self.kept)
+        tokens, logprobs, entropies = (tensor.T for tensor in self.stored)
         responses = [[token for token in row if token != _NONE] for row in tokens.tolist()]
         return Samples(responses, logprobs, entropies)
 
@@ -337,9 +337,9 @@ def _logprobs_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B,) of tokens and entropies (B,), of logits and their softmax (B, V)."""
     place = tokens[:, None]
-    own = probabilities.gather(1, place)[:, 0]
+    probability = probabilities.gather(1, place)[:, 0]
     # None is left of what is unlikely and was drawn all the same, for what others were penalised.
-    logprobs = own.clamp(min=torch.finfo(own.dtype).tiny).log()
+    logprobs = probability.clamp(min=torch.finfo(probability.dtype).tiny).log()
     log_sum = logits.gather(1, place)[:, 0] - logprobs
     return logprobs, log_sum - torch.linalg.vecdot(probabilities, logits)
 

@@ -156,14 +156,14 @@ class _TokenLogprobs(torch.autograd.Function):
         scaled = scaled[:, None]
         for start in range(0, len(tokens), ctx.rows):
             part = slice(start, start + ctx.rows)
-            found = probabilities[part]
+            of_logits = probabilities[part]
             of_entropy = None
             if entropy_gradient is not None:
-                of_entropy = torch.special.entr(found) - found * entropies[part, None]
+                of_entropy = torch.special.entr(of_logits) - of_logits * entropies[part, None]
                 of_entropy *= entropy_gradient[part, None] / ctx.temperature
-            found.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
+            of_logits.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
             if of_entropy is not None:
-                found += of_entropy
+                of_logits += of_entropy
         return probabilities.to(ctx.dtype), None, None
 
 

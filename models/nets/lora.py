@@ -78,8 +78,8 @@ def merge_adapters(model: PreTrainedModel) -> None:
                 base.add(module.get_delta_weight("default"))
             else:
                 module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, base)
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, base)
     del model.peft_config
 
 

@@ -144,25 +144,25 @@ def encode(
     beginning (the last turns matter most), too long a response its end, so that prompt plus
     longest response fits `max_length`.
     """
-    answers = [[_strip_end(text, tokenizer) for text in own] for own in responses]
+    answers = [[_strip_end(text, tokenizer) for text in texts] for texts in responses]
     joint = _ids_of_each(
         tokenizer,
-        [[p + text for text in own] for p, own in zip(prompts, answers, strict=True)],
+        [[p + text for text in texts] for p, texts in zip(prompts, answers, strict=True)],
     )
     distinct = list(dict.fromkeys(prompts))
     alone = dict(zip(distinct, token_ids(tokenizer, distinct), strict=True))
     common = dict(alone)
-    for prompt, own in zip(prompts, joint, strict=True):
-        for ids in own:
+    for prompt, sequences in zip(prompts, joint, strict=True):
+        for ids in sequences:
             common[prompt] = common[prompt][: _num_common(common[prompt], ids)]
     rows = []
-    for prompt, own, texts in zip(prompts, joint, answers, strict=True):
+    for prompt, sequences, texts in zip(prompts, joint, answers, strict=True):
         start = common[prompt]
         if alone[prompt] and not start:  # nothing would predict the first token
             start = alone[prompt]
-            own = [[*start, *ids] for ids in token_ids(tokenizer, texts)]
+            sequences = [[*start, *ids] for ids in token_ids(tokenizer, texts)]
         end = tokenizer.eos_token_id
-        rows.append(_cut(start, [_ended(ids[len(start) :], end) for ids in own], max_length))
+        rows.append(_cut(start, [_ended(ids[len(start) :], end) for ids in sequences], max_length))
     return rows
 
 
@@ -170,8 +170,8 @@ def _ids_of_each(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
 ) -> list[list[list[int]]]:
     """Token ids of lists of texts, in one call."""
-    ids = iter(token_ids(tokenizer, [text for own in texts for text in own]))
-    return [[next(ids) for _ in own] for own in texts]
+    ids = iter(token_ids(tokenizer, [text for group in texts for text in group]))
+    return [[next(ids) for _ in group] for group in texts]
 
 
 def _strip_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -266,7 +266,7 @@ def tokens_of_responses(rows: Sequence[Candidates], chosen: Sequence[int]) -> Re
     """
     layout = _layout(rows)
     places = (layout.start, layout.size, layout.prompt_end)
-    return _tokens_at(_ids(rows), *(each[list(chosen)] for each in places))
+    return _tokens_at(_ids(rows), *(values[list(chosen)] for values in places))
 
 
 class _Layout(NamedTuple):
@@ -321,8 +321,8 @@ def with_categories(
 
 def _lower(rows: Sequence[Candidates]) -> TrunkActivations | None:
     """The rows' states one behind another; rows of a batch have the same owner."""
-    found = [row.lower for row in rows if row.lower is not None]
-    if len(found) < len(rows):
+    states = [row.lower for row in rows if row.lower is not None]
+    if len(states) < len(rows):
         return None
-    values = torch.cat([lower.values for lower in found])
-    return TrunkActivations(values, found[0].owner, found[0].depth)
+    values = torch.cat([lower.values for lower in states])
+    return TrunkActivations(values, states[0].owner, states[0].depth)

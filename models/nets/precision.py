@@ -66,7 +66,7 @@ def store_narrow(*modules: nn.Module) -> None:
     """Where `stores_narrow`, store every `nn.Linear` within modules that are frozen narrow."""
     if not stores_narrow():
         return
-    for module in (part for each in modules for part in each.modules()):
+    for module in (part for parent in modules for part in parent.modules()):
         if type(module) is nn.Linear:
             module.__class__ = NarrowLinear
             module.weight.data = module.weight.data.to(torch.bfloat16)
@@ -78,7 +78,7 @@ def narrow_copies(*modules: nn.Module) -> Iterator[None]:
 
     Those of `nn.Linear`, for passes without gradient, each of which would read all weights.
     """
-    parts = (part for each in modules for part in each.modules()) if stores_narrow() else ()
+    parts = (part for module in modules for part in module.modules()) if stores_narrow() else ()
     kept = [
         (part, part.weight.data)
         for part in parts
@@ -142,7 +142,7 @@ def _cast_inputs_once(layer: nn.Module) -> None:
     For good, as layers are also run again where their activations are recomputed.
     """
     for part in layer.children():
-        if part not in _casting and any(isinstance(each, nn.Linear) for each in part.modules()):
+        if part not in _casting and any(isinstance(child, nn.Linear) for child in part.modules()):
             part.register_forward_pre_hook(_with_narrow_input, with_kwargs=True)
             _casting.add(part)
 

@@ -59,10 +59,10 @@ def load_config(name: str | PathLike[str], **settings: Any) -> PreTrainedConfig:
 
 def load_tokenizer_of(name: str | PathLike[str], **settings: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id."""
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         name, trust_remote_code=False, **settings
     )
-    return found
+    return tokenizer
 
 
 def load_sentence_encoder(name: str, device: str) -> Any:
@@ -70,8 +70,10 @@ def load_sentence_encoder(name: str, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
     refuse_code(name)
-    own = {key: NO_CODE[key] for key in IMPLEMENTATIONS}
-    return SentenceTransformer(name, device=device, trust_remote_code=False, model_kwargs=own)
+    model_settings = {key: NO_CODE[key] for key in IMPLEMENTATIONS}
+    return SentenceTransformer(
+        name, device=device, trust_remote_code=False, model_kwargs=model_settings
+    )
 
 
 def refuse_code(name: str | PathLike[str]) -> None:
@@ -114,5 +116,5 @@ def _settings(fields: Any) -> Iterator[tuple[str, Any]]:
             yield str(key).removesuffix("_internal"), value
             yield from _settings(value)
     elif isinstance(fields, list):
-        for each in fields:
-            yield from _settings(each)
+        for field in fields:
+            yield from _settings(field)

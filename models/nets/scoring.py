@@ -163,12 +163,12 @@ def likeliest_tokens(
     hidden = hidden_states(model, batch)
     source, own_ids, _, _ = batch.tokens
     size = max(1, counts.LOGITS_AT_ONCE // model.config.vocab_size)
-    found = []
+    parts = []
     for places, tokens in zip(source.split(size), own_ids.split(size), strict=True):
         logprobs = logits_of(model, hidden[places]).float().log_softmax(-1)
-        found.append((logprobs.gather(1, tokens[:, None])[:, 0], *logprobs.topk(count)))
-    own, top, ids = map(torch.cat, zip(*found, strict=True))
-    return own, top, ids
+        parts.append((logprobs.gather(1, tokens[:, None])[:, 0], *logprobs.topk(count)))
+    chosen, top, ids = map(torch.cat, zip(*parts, strict=True))
+    return chosen, top, ids
 
 
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -228,8 +228,8 @@ def _attend(
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     grouped = query.reshape(rows, key.shape[1], -1, size).to(key.dtype)
     scale = options.get("scaling")
-    found = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
-    return found.reshape(rows, 1, heads, -1).to(query.dtype), None
+    attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+    return attended.reshape(rows, 1, heads, -1).to(query.dtype), None
 
 
 class Graphs:

@@ -114,13 +114,13 @@ def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 def _only(model: PreTrainedModel, chosen: slice) -> Iterator[nn.ModuleList]:
     """Inside, the trunk has the chosen layers only."""
     parent, name = place_of_layers(model)
-    whole = getattr(parent, name)
-    part = whole[chosen]
+    layers = getattr(parent, name)
+    part = layers[chosen]
     setattr(parent, name, part)
     try:
         yield part
     finally:
-        setattr(parent, name, whole)
+        setattr(parent, name, layers)
 
 
 def _with_input(

@@ -44,8 +44,8 @@ def categories_of(pairs: Pairs) -> tuple[str, ...]:
 
     Pairs without a category are of none, whatever others there are.
     """
-    found = sorted({name for name in pairs.categories if name is not None})
-    return tuple(found) if len(found) > 1 else ()
+    names = sorted({name for name in pairs.categories if name is not None})
+    return tuple(names) if len(names) > 1 else ()
 
 
 def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
@@ -102,8 +102,8 @@ def _inverse_penalty(features: Array, category: Array, dialogue: Array) -> float
         total = 0.0
         for rest, held_out in folds:
             gate = _regression(features[rest], category[rest], inverse_penalty)
-            found = gate.predict_log_proba(features[held_out])
-            total -= found[np.arange(len(held_out)), category[held_out]].sum()
+            logprobs = gate.predict_log_proba(features[held_out])
+            total -= logprobs[np.arange(len(held_out)), category[held_out]].sum()
         return total
 
     return min(INVERSE_PENALTIES, key=loss)
@@ -127,15 +127,15 @@ def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], Arra
     """Each different prompt once for every category it has, with little more than it; which
     category, and the number of the dialogue."""
     heads = heads_of(names, pairs.categories).tolist()
-    found = {
+    prompts = {
         (tuple(row.prompt), head): (_beginning(row), head, first_turn(prompt))
         for row, head, prompt in zip(pairs.rows, heads, pairs.prompts, strict=True)
         if head >= 0
     }
-    rows = [row for row, _, _ in found.values()]
-    turns = [turn for _, _, turn in found.values()]
+    rows = [row for row, _, _ in prompts.values()]
+    turns = [turn for _, _, turn in prompts.values()]
     number = {turn: place for place, turn in enumerate(dict.fromkeys(turns))}
-    category = np.array([head for _, head, _ in found.values()], int)
+    category = np.array([head for _, head, _ in prompts.values()], int)
     return rows, category, np.array([number[turn] for turn in turns], int)
 
 

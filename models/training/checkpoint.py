@@ -270,8 +270,8 @@ def _load(workdir: Path, step: int) -> dict[str, Any]:
             return PartedTensor(value[_PARTED], pieces[name])
         return {key: with_parts(part, f"{name}/{key}") for key, part in value.items()}
 
-    found: dict[str, Any] = with_parts(state)
-    return found
+    restored: dict[str, Any] = with_parts(state)
+    return restored
 
 
 def _restore_records(workdir: Path, folder: Path | None) -> None:
@@ -289,15 +289,15 @@ def _restore_records(workdir: Path, folder: Path | None) -> None:
 def _restore_ledgers(workdir: Path, folder: Path) -> None:
     """A ledger has one writer and only grows: of two copies one begins with the other."""
     for saved in folder.glob(_LEDGERS):
-        own = workdir / saved.name
-        if own.exists() and own.read_bytes().startswith(saved.read_bytes()):
+        ledger = workdir / saved.name
+        if ledger.exists() and ledger.read_bytes().startswith(saved.read_bytes()):
             continue  # it may be open
         partial = workdir / f"{saved.name}.partial"
         with saved.open("rb") as source, partial.open("wb") as stream:
             shutil.copyfileobj(source, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(own)
+        partial.replace(ledger)
 
 
 def _has_device() -> bool:
@@ -314,10 +314,10 @@ def checkpoint_or_stop(
     """
     stopping = distributed.any_rank(signals.stop_requested())
     if stopping or step % every == 0:
-        found = state()
-        if distributed.is_rank_zero() or has_parts(found):
+        current = state()
+        if distributed.is_rank_zero() or has_parts(current):
             save = begin_saving if _has_device() and not stopping else save_checkpoint
-            save(workdir, step, found)
+            save(workdir, step, current)
     if stopping:
         distributed.any_rank(stopping)  # until the first has saved
         signals.stop()

@@ -79,10 +79,10 @@ def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[
         return rows
     wanted = [row for row in rows if row.get("category") in categories]
     if not wanted:
-        found = sorted({str(row.get("category")) for row in rows})
+        others = sorted({str(row.get("category")) for row in rows})
         raise ValueError(
             f"{path} holds no {what} of the categories {list(categories)}: found those of "
-            f"{', '.join(found)}; name some of these, or leave categories out"
+            f"{', '.join(others)}; name some of these, or leave categories out"
         )
     return wanted
 
@@ -161,10 +161,10 @@ def read_pairs(
         tensor([float(row.get("margin", 0.0)) for row in rows]),
         tensor([float(row.get("weight", 1.0)) for row in rows]),
     )
-    kept = pairs.weight.nonzero().flatten().tolist()
-    if not kept:
+    counted = pairs.weight.nonzero().flatten().tolist()
+    if not counted:
         raise ValueError(f"{path}: all {len(rows)} pairs have weight 0: nothing to train on")
-    return pairs if len(kept) == len(rows) else pairs.subset(kept)
+    return pairs if len(counted) == len(rows) else pairs.subset(counted)
 
 
 def encode_dialogues(
@@ -180,19 +180,22 @@ def encode_demonstrations(
     max_length: int | None = None,
 ) -> list[Candidates]:
     """Rows of a prompt with a response, or with the whole `text`, as one-response candidates."""
-    whole = [row for row in rows if "text" in row]
-    asked = [row for row in rows if "text" not in row]
+    with_text = [row for row in rows if "text" in row]
+    with_response = [row for row in rows if "text" not in row]
     texts = encode_whole(
-        tokenizer, [row["prompt"] for row in whole], [row["text"] for row in whole], max_length
+        tokenizer,
+        [row["prompt"] for row in with_text],
+        [row["text"] for row in with_text],
+        max_length,
     )
     answers = encode(
         tokenizer,
-        [row["prompt"] for row in asked],
-        [[row["response"]] for row in asked],
+        [row["prompt"] for row in with_response],
+        [[row["response"]] for row in with_response],
         max_length,
     )
-    found = {"text": iter(texts), "response": iter(answers)}
-    return [next(found["text" if "text" in row else "response"]) for row in rows]
+    candidates = {"text": iter(texts), "response": iter(answers)}
+    return [next(candidates["text" if "text" in row else "response"]) for row in rows]
 
 
 def context_length(model_config: Any) -> int:

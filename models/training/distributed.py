@@ -211,7 +211,7 @@ def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
     # A rank is never more than one turn ahead: two windows are enough.
     window = _ranks.windows[_ranks.turn % 2]
     sizes = [len(piece) for piece in pieces]
-    places = [own[: sum(sizes)].split(sizes) for own in window]
+    places = [values[: sum(sizes)].split(sizes) for values in window]
     for piece, place in zip(pieces, places[_ranks.number], strict=True):
         place.copy_(piece)
     _meet()
@@ -226,9 +226,9 @@ def any_rank(flag: bool) -> bool:
     """Whether the argument is true on any rank; a barrier for all ranks."""
     if _ranks.count == 1:
         return flag
-    found = torch.tensor(float(flag), device=current_device())
-    all_reduce_sum([found])
-    return bool(found)
+    total = torch.tensor(float(flag), device=current_device())
+    all_reduce_sum([total])
+    return bool(total)
 
 
 def broadcast_parameters(model: nn.Module) -> None:
@@ -237,13 +237,13 @@ def broadcast_parameters(model: nn.Module) -> None:
     Tied ones stay tied.
     """
     parameters = dict(model.named_parameters())
-    whole = [{name: (p.shape, p.dtype, p.requires_grad) for name, p in parameters.items()}]
-    torch.distributed.broadcast_object_list(whole)
+    described = [{name: (p.shape, p.dtype, p.requires_grad) for name, p in parameters.items()}]
+    torch.distributed.broadcast_object_list(described)
     if not is_rank_zero():
         for parameter in parameters.values():  # what is left of them may be as large
             parameter.data = parameter.data.new_empty(0)
     new, device = {}, current_device()
-    for name, (shape, dtype, requires_grad) in whole[0].items():
+    for name, (shape, dtype, requires_grad) in described[0].items():
         if is_rank_zero():
             value = parameters[name].data
         else:

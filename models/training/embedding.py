@@ -72,15 +72,15 @@ def embed(
     vectors: Array | None = None
     for start in range(0, len(order), WINDOWS_AT_ONCE):
         part = order[start : start + WINDOWS_AT_ONCE]
-        found = model.encode(
+        encoded = model.encode(
             [windows.texts[place] for place in part],
             batch_size=64,
             normalize_embeddings=True,
             show_progress_bar=False,
         )
         if vectors is None:
-            vectors = np.zeros((len(different), found.shape[1]), np.float32)
-        np.add.at(vectors, windows.text[part], found * share[part, None].astype(np.float32))
+            vectors = np.zeros((len(different), encoded.shape[1]), np.float32)
+        np.add.at(vectors, windows.text[part], encoded * share[part, None].astype(np.float32))
         if progress is not None:
             progress.advance(start + len(part), len(order))
     assert vectors is not None
@@ -111,7 +111,7 @@ def windows_of(texts: Sequence[str], model: SentenceTransformer) -> Windows:
     counts: list[int] = []
     num_unknown = 0
     for number, text in enumerate(texts):
-        found = tokenizer(
+        tokens = tokenizer(
             text,
             add_special_tokens=False,
             return_offsets_mapping=True,
@@ -119,8 +119,8 @@ def windows_of(texts: Sequence[str], model: SentenceTransformer) -> Windows:
             truncation=False,
             verbose=False,
         )
-        places = found["offset_mapping"]
-        num_unknown += found["input_ids"].count(tokenizer.unk_token_id)
+        places = tokens["offset_mapping"]
+        num_unknown += tokens["input_ids"].count(tokenizer.unk_token_id)
         starts = range(0, len(places), size)
         if len(starts) < 2:
             parts.append(text)
@@ -128,10 +128,10 @@ def windows_of(texts: Sequence[str], model: SentenceTransformer) -> Windows:
             counts.append(max(1, len(places)))
             continue
         for start in starts:
-            own = places[start : start + size]
-            parts.append(text[own[0][0] : own[-1][1]])
+            window = places[start : start + size]
+            parts.append(text[window[0][0] : window[-1][1]])
             whose.append(number)
-            counts.append(len(own))
+            counts.append(len(window))
     return Windows(parts, np.array(whose, int), np.array(counts, float), num_unknown)
 
 

@@ -41,7 +41,7 @@ from trimtab.models.training.scoring import distinct_rows
 # plain and causal.
 PACKED = {f"{family}ForSequenceClassification" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 # A prompt and an answer as texts.
-Asked = tuple[str, str]
+Dialogue = tuple[str, str]
 
 
 class ExternalScorer:
@@ -56,7 +56,7 @@ class ExternalScorer:
         )
         self.limit = min(int(longest), tokenizer.model_max_length)
         self.num_cut = 0
-        self.refused: dict[Asked, str] = {}
+        self.refused: dict[Dialogue, str] = {}
 
     @classmethod
     def load(cls, name: str) -> ExternalScorer:
@@ -87,31 +87,31 @@ class ExternalScorer:
         return cls(with_fused_layers(model), tokenizer, _is_own(model, folder))
 
     @torch.no_grad()
-    def score(self, asked: Sequence[Asked], progress: Progress) -> dict[Asked, float]:
+    def score(self, dialogues: Sequence[Dialogue], progress: Progress) -> dict[Dialogue, float]:
         """The score of every different prompt and answer; `num_cut` of them were too long.
 
         `refused` has those that have none, as the chat template does not take their roles, with
         what it says. Raises ValueError where these are all.
         """
         texts = {}
-        for each in dict.fromkeys(asked):
+        for dialogue in dict.fromkeys(dialogues):
             try:
-                texts[each] = self._encode(*each)
+                texts[dialogue] = self._encode(*dialogue)
             except (TemplateError, ValueError) as error:
-                self.refused[each] = str(error)
+                self.refused[dialogue] = str(error)
         if not texts:
-            said = next(iter(self.refused.values()))
-            raise ValueError(f"the model's chat template refuses every dialogue: {said}")
+            message = next(iter(self.refused.values()))
+            raise ValueError(f"the model's chat template refuses every dialogue: {message}")
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
             return dict(progress.follow(self._padded(texts), len(texts)))
         end = None if self.is_own else self.model.config.pad_token_id
-        ids = {each: _strip_padding(text["input_ids"], end) for each, text in texts.items()}
+        ids = {dialogue: _strip_padding(text["input_ids"], end) for dialogue, text in texts.items()}
         rows = dict(_with_common_prefix(ids))
-        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Asked]] = {}
-        for each, row in rows.items():
-            places.setdefault((tuple(row.prompt), tuple(row.responses[0])), []).append(each)
-        found = progress.follow(self._packed(list(rows.values())), len(places))
-        return {each: score for key, score in found for each in places[key]}
+        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Dialogue]] = {}
+        for dialogue, row in rows.items():
+            places.setdefault((tuple(row.prompt), tuple(row.responses[0])), []).append(dialogue)
+        scores = progress.follow(self._packed(list(rows.values())), len(places))
+        return {dialogue: score for key, score in scores for dialogue in places[key]}
 
     def _encode(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
         """What the model is given of a dialogue: of too long a one the end."""
@@ -163,11 +163,11 @@ class ExternalScorer:
                     yield (tuple(row.prompt), tuple(response)), next(scores)
 
     def _padded(
-        self, texts: Mapping[Asked, Mapping[str, list[int]]]
-    ) -> Iterator[tuple[Asked, float]]:
+        self, texts: Mapping[Dialogue, Mapping[str, list[int]]]
+    ) -> Iterator[tuple[Dialogue, float]]:
         """The score of each text, by the model's own forward pass."""
-        order = sorted(texts, key=lambda each: len(texts[each]["input_ids"]))
-        lengths = [len(texts[each]["input_ids"]) for each in order]
+        order = sorted(texts, key=lambda dialogue: len(texts[dialogue]["input_ids"]))
+        lengths = [len(texts[dialogue]["input_ids"]) for dialogue in order]
         # Without a token to pad with, which the model knows, it takes no batches.
         padding = self.model.config.pad_token_id
         has_padding = padding is not None and padding == self.tokenizer.pad_token_id
@@ -177,8 +177,8 @@ class ExternalScorer:
             if has_padding:
                 batch = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt")
             else:
-                batch = {name: torch.tensor([own]) for name, own in batch[0].items()}
-            inputs = {name: own.to(self.model.device) for name, own in batch.items()}
+                batch = {name: torch.tensor([values]) for name, values in batch[0].items()}
+            inputs = {name: values.to(self.model.device) for name, values in batch.items()}
             scores = self.model(**inputs).logits.float()[:, 0].tolist()
             yield from zip((order[index] for index in part), scores, strict=True)
 
@@ -201,17 +201,17 @@ def _strip_padding(ids: list[int], padding: int | None) -> list[int]:
 
 
 def _with_common_prefix(
-    texts: Mapping[Asked, list[int]],
-) -> Iterator[tuple[Asked, Candidates]]:
+    texts: Mapping[Dialogue, list[int]],
+) -> Iterator[tuple[Dialogue, Candidates]]:
     """Each text as a response to what all texts of its prompt begin with."""
-    by_prompt: dict[str, list[Asked]] = {}
-    for each in texts:
-        by_prompt.setdefault(each[0], []).append(each)
-    for own in by_prompt.values():
-        ids = [texts[each] for each in own]
+    by_prompt: dict[str, list[Dialogue]] = {}
+    for dialogue in texts:
+        by_prompt.setdefault(dialogue[0], []).append(dialogue)
+    for dialogues in by_prompt.values():
+        ids = [texts[dialogue] for dialogue in dialogues]
         both = zip(min(ids), max(ids), strict=False)  # the prefix of these two is that of all
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         shared = min(shared, *(len(text) - 1 for text in ids))
-        for each, text in zip(own, ids, strict=True):
+        for dialogue, text in zip(dialogues, ids, strict=True):
             start = shared or len(text) - 1  # no empty prompt, where there is another way
-            yield each, Candidates(text[:start], (text[start:],))
+            yield dialogue, Candidates(text[:start], (text[start:],))

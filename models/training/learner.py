@@ -222,13 +222,13 @@ def _parts(
     If all ranks must run equally many, those with fewer repeat one, which does not count.
     """
 
-    def cut(own: list[int]) -> list[tuple[list[int], bool]]:
-        parts = micro_batches([rows[index] for index in own], max_tokens)
-        return [([own[place] for place in part], True) for part in parts]
+    def cut(indices: list[int]) -> list[tuple[list[int], bool]]:
+        parts = micro_batches([rows[index] for index in indices], max_tokens)
+        return [([indices[place] for place in part], True) for part in parts]
 
     by_rank = distributed.rank_batches(batch)
     mine = cut(by_rank[distributed.rank()])
     if learner.needs_equal_parts:
-        most = max(len(cut(each)) for each in by_rank)
+        most = max(len(cut(indices)) for indices in by_rank)
         mine += [(mine[0][0], False)] * (most - len(mine))
     return mine

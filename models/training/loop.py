@@ -133,12 +133,12 @@ def _batches(
 ) -> list[list[int]]:
     """The rows' indices of every step."""
     epochs = [part for part in parts for _ in range(config.num_epochs)]
-    found = []
+    batches = []
     for epoch, part in enumerate(epochs):
         lengths = [rows[index].num_tokens for index in part]
         for batch in epoch_batches(lengths, config.batch_size, seed, epoch):
-            found.append([part[place] for place in batch])
-    return found
+            batches.append([part[place] for place in batch])
+    return batches
 
 
 def _gradient(

@@ -80,13 +80,13 @@ class DrawnTerm(ABC):
         """
         weights = torch.tensor([self.weight(row) for row in drawn])
         data = TrainingRows(drawn, weights, arguments=lambda _: None)
-        found = accumulate(
+        metrics = accumulate(
             learner,
             built_ahead(learner, data, range(len(drawn)), max_tokens),
             coefficient=self.coefficient_for(drawn),
             is_last=is_last,
         )
-        return {self.name: found["loss"]}
+        return {self.name: metrics["loss"]}
 
 
 @dataclass(frozen=True)

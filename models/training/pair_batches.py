@@ -81,12 +81,12 @@ class PairBatches:
 
     def compared(self, indices: Sequence[int]) -> ComparedPairs:
         """The pairs of the batch that packs the rows of `indices`, on the host."""
-        found: list[tuple[int, int, int]] = []
+        places: list[tuple[int, int, int]] = []
         start = 0
         for index in indices:
-            found += [(pair, start + one, start + two) for pair, one, two in self.places[index]]
+            places += [(pair, start + one, start + two) for pair, one, two in self.places[index]]
             start += len(self.rows[index].responses)
-        number, better, worse = torch.tensor(found).unbind(1)
+        number, better, worse = torch.tensor(places).unbind(1)
         preferred, of_pair = None, None
         if self.imitates:
             different, of_pair = better.unique(return_inverse=True)
@@ -140,11 +140,11 @@ def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int
     if len(members) == 1:
         return [(members[0], 0, 1)]
     place = {tuple(response): number for number, response in enumerate(row.responses)}
-    found = []
+    places = []
     for index in members:
         preferred, other = map(tuple, pairs.rows[index].responses)
-        found.append((index, place[preferred], place[other]))
-    return found
+        places.append((index, place[preferred], place[other]))
+    return places
 
 
 # The loss of compared pairs with its metrics, from r(x, y) (R,) of all responses of a batch and, of
@@ -189,7 +189,7 @@ def reward_loss(
             strict=True,
         )
         loss = torch.stack(losses).mean()
-        means = {name: sum(each[name] for each in metrics) / num_views for name in metrics[0]}
+        means = {name: sum(view[name] for view in metrics) / num_views for name in metrics[0]}
         if contrastive is None:
             return loss, means
         term, further = _contrastive_loss(model, views, batch, compared, contrastive)

@@ -69,9 +69,9 @@ def sample(
     with narrow_copies(*(find_layers(model) or ())):
         for batch in distributed.shard(_batches(model, prompts, length)):
             texts = [prompts[row] for row in batch]
-            found = decode(model, tokenizer, texts, sampling, draws[batch])
-            logprobs[batch], entropies[batch] = found.logprobs, found.entropies
-            rows = [[*ids, *[-1] * (length - len(ids))] for ids in found.responses]
+            samples = decode(model, tokenizer, texts, sampling, draws[batch])
+            logprobs[batch], entropies[batch] = samples.logprobs, samples.entropies
+            rows = [[*ids, *[-1] * (length - len(ids))] for ids in samples.responses]
             tokens[batch] = torch.tensor(rows, dtype=tokens.dtype, device=device) + 1
             done = min(done + distributed.world_size() * len(batch), len(prompts))
             if progress is not None:
@@ -134,16 +134,16 @@ def respond_often(
 def sample_answers(
     config: ExpectedRewardConfig | MetaRMConfig,
     stage: Stage,
-    asked: Sequence[Mapping[str, Any]],
+    prompt_rows: Sequence[Mapping[str, Any]],
     seed: int,
     limit: int,
 ) -> list[Candidates]:
     """Several answers of the input `policy` to each prompt, one row a prompt.
 
-    asked: rows with a `prompt` and, if it is known, its `category`. limit: most tokens of a prompt
-    and an answer.
+    prompt_rows: rows with a `prompt` and, if it is known, its `category`. limit: most tokens of a
+    prompt and an answer.
     """
-    prompts = [row["prompt"] for row in asked]
+    prompts = [row["prompt"] for row in prompt_rows]
     policy, tokenizer = stage.policy("policy", is_frozen=True)
     with vllm_sampler(config, stage.workdir):
         answers = respond_often(
@@ -156,4 +156,4 @@ def sample_answers(
             Progress(stage.workdir),
         )
     rows = encode(tokenizer, prompts, answers, limit)
-    return with_categories(rows, [row.get("category") for row in asked])
+    return with_categories(rows, [row.get("category") for row in prompt_rows])

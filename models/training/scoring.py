@@ -55,9 +55,9 @@ def _map_responses(
     """`function` of every response (N, k), computed in evaluation mode."""
     was_training = model.training
     model.eval()
-    (found,) = map_rows(rows, lambda batch: (function(model, batch).view(len(batch.lengths), -1),))
+    (values,) = map_rows(rows, lambda batch: (function(model, batch).view(len(batch.lengths), -1),))
     model.train(was_training)
-    return found.cpu()
+    return values.cpu()
 
 
 @torch.no_grad()
@@ -73,16 +73,18 @@ def map_rows(
     """
     parts = list(local_micro_batches(rows, pass_tokens(current_device())))
     answers = zip(*(function(pack([rows[index] for index in part])) for part in parts), strict=True)
-    joined = [_joined(own, width) for own in answers]
+    joined = [_joined(parts, width) for parts in answers]
     # The rows of other ranks are read from the zeros behind this rank's.
     mine = [index for part in parts for index in part]
     source = torch.full((len(rows),), len(mine))
     source[mine] = torch.arange(len(mine))
     source, times = move_to_device(source), distributed.replication(rows)
-    whole = [own[source] for own in joined]
-    sums = [own.float() for own in whole]
+    in_order = [values[source] for values in joined]
+    sums = [values.float() for values in in_order]
     distributed.all_reduce_sum(sums)
-    return tuple((total / times).to(own.dtype) for total, own in zip(sums, whole, strict=True))
+    return tuple(
+        (total / times).to(values.dtype) for total, values in zip(sums, in_order, strict=True)
+    )
 
 
 def _joined(answers: Sequence[Tensor], width: int | None) -> Tensor:
@@ -95,26 +97,26 @@ def _joined(answers: Sequence[Tensor], width: int | None) -> Tensor:
 def score_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Mapping[str, Any]],
+    prompt_rows: Sequence[Mapping[str, Any]],
     responses: Sequence[str],
 ) -> Tensor:
     """Scores (N,) of N prompts, as in `score_answers`, each with a response text."""
-    return score_answers(model, tokenizer, asked, [[text] for text in responses])[:, 0]
+    return score_answers(model, tokenizer, prompt_rows, [[text] for text in responses])[:, 0]
 
 
 def score_answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Mapping[str, Any]],
+    prompt_rows: Sequence[Mapping[str, Any]],
     answers: Sequence[Sequence[str]],
 ) -> Tensor:
     """Scores (N, k) of k response texts to each of N prompts; each prompt is passed once.
 
-    asked: rows with a `prompt` and, if it is known, its `category`.
+    prompt_rows: rows with a `prompt` and, if it is known, its `category`.
     """
-    prompts = [row["prompt"] for row in asked]
+    prompts = [row["prompt"] for row in prompt_rows]
     rows = encode(tokenizer, prompts, answers, context_length(model.config))
-    return score_rows(model, with_categories(rows, [row.get("category") for row in asked]))
+    return score_rows(model, with_categories(rows, [row.get("category") for row in prompt_rows]))
 
 
 def trunk_activations(
@@ -142,10 +144,10 @@ def part_states(
     for number, states in trunk_activations(model, distinct, depth):
         row = distinct[number]
         parts = states.split([len(row.prompt), *map(len, row.responses)])
-        for tokens, own in zip(([], *row.responses), parts, strict=True):
+        for tokens, states_of_part in zip(([], *row.responses), parts, strict=True):
             # The prompt comes again with further responses.
             for index, part in places.pop((tuple(row.prompt), tuple(tokens)), []):
-                yield index, part, own
+                yield index, part, states_of_part
 
 
 def num_parts(rows: Sequence[Candidates]) -> int:
@@ -157,12 +159,12 @@ def distinct_rows(rows: Sequence[Candidates]) -> list[Candidates]:
     """Every different response to every different prompt once, in rows that fit one pass."""
     responses: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for row in rows:
-        own = responses.setdefault(tuple(row.prompt), {})
-        own.update(dict.fromkeys(map(tuple, row.responses)))
+        distinct = responses.setdefault(tuple(row.prompt), {})
+        distinct.update(dict.fromkeys(map(tuple, row.responses)))
     return [
         row
-        for prompt, own in responses.items()
-        for row in _split_into_rows(list(prompt), [list(each) for each in own])
+        for prompt, distinct in responses.items()
+        for row in _split_into_rows(list(prompt), [list(ids) for ids in distinct])
     ]
 
 

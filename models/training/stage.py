@@ -48,12 +48,12 @@ class Stage:
 
     def roles_by_seed(self) -> dict[int, dict[str, Path]]:
         """The inputs named `<seed>.<role>`: by seed, in order, and role."""
-        found: dict[int, dict[str, Path]] = {}
+        roles: dict[int, dict[str, Path]] = {}
         for name, path in self.inputs.items():
             seed, dot, role = name.partition(".")
             if dot:
-                found.setdefault(int(seed), {})[role] = path
-        return dict(sorted(found.items()))
+                roles.setdefault(int(seed), {})[role] = path
+        return dict(sorted(roles.items()))
 
     def rows(self, name: str, file: str) -> list[Row]:
         """The rows of an input's file of JSON lines."""

@@ -41,9 +41,9 @@ def write_trunk(
     ends = lengths.flatten().cumsum(0).view(lengths.shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = _new_file(path, lengths, hidden_size, metadata)
-    for index, part, own in states:
+    for index, part, part_states in states:
         end = int(ends[index, part])
-        values[end - len(own) : end] = own.cpu().numpy()
+        values[end - len(part_states) : end] = part_states.cpu().numpy()
     values.flush()
 
 
@@ -105,8 +105,8 @@ class CachedTrunk:
             )
         parts = values.split(lengths.sum(1).tolist())
         return [
-            replace(row, lower=TrunkActivations(own, self.owner, self.depth))
-            for row, own in zip(rows, parts, strict=True)
+            replace(row, lower=TrunkActivations(part, self.owner, self.depth))
+            for row, part in zip(rows, parts, strict=True)
         ]
 
     def _open(self, split: str) -> tuple[Tensor, Tensor, dict[str, str]]:

@@ -119,11 +119,11 @@ class VllmSampler:
         gap = torch.zeros((), device=current_device())
         mine = distributed.shard(range(len(prompts)))
         if mine:
-            own = [prompts[index] for index in mine]
-            request = {"prompts": own, "seeds": [seeds[index] for index in mine]}
-            found = self._ask({**request, "sampling": _arguments(sampling, end_token)})
-            gap += _checked_gap(policy, own, found)
-            for index, response in zip(mine, found["responses"], strict=True):
+            local_prompts = [prompts[index] for index in mine]
+            request = {"prompts": local_prompts, "seeds": [seeds[index] for index in mine]}
+            samples = self._ask({**request, "sampling": _arguments(sampling, end_token)})
+            gap += _checked_gap(policy, local_prompts, samples)
+            for index, response in zip(mine, samples["responses"], strict=True):
                 tokens[index, : len(response)] = torch.tensor(response) + 1  # 0: none
         distributed.all_reduce_sum([tokens, gap])
         gap /= min(distributed.world_size(), len(prompts))
@@ -227,14 +227,14 @@ def _dtype(policy: PreTrainedModel) -> torch.dtype:
 
 
 def _checked_gap(
-    policy: PreTrainedModel, prompts: Sequence[list[int]], found: dict[str, Any]
+    policy: PreTrainedModel, prompts: Sequence[list[int]], samples: dict[str, Any]
 ) -> Tensor:
     """The gap on the first few responses; VllmError if it is more than rounding."""
-    pairs = list(zip(prompts, found["responses"], strict=True))[:CHECKED]
+    pairs = list(zip(prompts, samples["responses"], strict=True))[:CHECKED]
     rows = [Candidates(prompt, (response,)) for prompt, response in pairs]
     with torch.no_grad():
         ours, _, mask = response_logprobs(policy, pack(rows))
-    theirs = [value for noted in found["logprobs"][:CHECKED] for value in noted]
+    theirs = [value for noted in samples["logprobs"][:CHECKED] for value in noted]
     gap = (ours[mask] - ours.new_tensor(theirs)).abs().mean()
     dtype = _dtype(policy)
     if not gap <= TOLERANCE[dtype]:

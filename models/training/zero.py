@@ -91,8 +91,11 @@ class ZeroLearner:
             check_trained_names(self.trained, state["model"])
         self.is_narrow = has_narrow_products() and self.stage > 1
         # Of DeepSpeed's optimiser: the attribute that has this rank's parts in float32.
-        whole, parted = "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"
-        self.masters_name = parted if self.stage == 3 else whole
+        unpartitioned, partitioned = (
+            "single_partition_of_fp32_groups",
+            "fp32_partitioned_groups_flat",
+        )
+        self.masters_name = partitioned if self.stage == 3 else unpartitioned
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
         sizes = [parameter.numel() for parameter in self.trained.values()]
@@ -130,8 +133,8 @@ class ZeroLearner:
         return masters
 
     def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
-        found: tuple[Tensor, Metrics] = self.engine(batch, arguments)
-        return found
+        outputs: tuple[Tensor, Metrics] = self.engine(batch, arguments)
+        return outputs
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)
@@ -187,8 +190,8 @@ class ZeroLearner:
 
     def masters(self) -> list[Tensor]:
         """This rank's parts of all parameters in float32, as DeepSpeed lays them one by one."""
-        found: list[Tensor] = getattr(self.engine.optimizer, self.masters_name)
-        return found
+        masters: list[Tensor] = getattr(self.engine.optimizer, self.masters_name)
+        return masters
 
     @property
     def shares_masters(self) -> bool:
@@ -274,9 +277,9 @@ class ZeroLearner:
         if self.stage == 3:
             vars(self.engine.optimizer.parameter_offload.param_coordinator).clear()
         vars(self.engine.module).clear()
-        for module, own in self.own_attributes.items():
+        for module, attributes in self.own_attributes.items():
             module._parameters = getattr(module, "_original_parameters", module._parameters)
-            for name in vars(module).keys() - own:
+            for name in vars(module).keys() - attributes:
                 delattr(module, name)
         for module, kind in self.classes.items():
             module.__class__ = kind
@@ -427,13 +430,13 @@ def deepspeed_config(
 def no_hooks(model: nn.Module) -> Iterator[None]:
     """A context in which modules run without DeepSpeed's hooks."""
     modules = list(model.modules())
-    kept = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    hooks = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
     for module in modules:
         module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for module, (before, behind) in zip(modules, kept, strict=True):
+        for module, (before, behind) in zip(modules, hooks, strict=True):
             module._forward_pre_hooks, module._forward_hooks = before, behind
 
 
@@ -471,9 +474,9 @@ def keep_sums_wide(model: PreTrainedModel) -> dict[nn.Module, type[nn.Module]]:
 
 
 def _embed(self: Any, tokens: Tensor) -> Tensor:
-    found: Tensor = super(type(self), self).forward(tokens)
+    embedded: Tensor = super(type(self), self).forward(tokens)
     # Outside of a trunk's pass, where a policy samples, all of it is narrow.
-    return found.float() if torch.is_autocast_enabled(found.device.type) else found
+    return embedded.float() if torch.is_autocast_enabled(embedded.device.type) else embedded
 
 
 def _read_out(self: Any, hidden: Tensor) -> Tensor:
