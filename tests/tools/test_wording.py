@@ -1,4 +1,4 @@
-"""Names that begin with a preposition and literals in literals are pointed at, others are not."""
+"""Names that are hard to read and literals in literals are pointed at, others are not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ async def _of_pair(): ...
 def from_json(text): ...
 def with_end(text): ...
 def of(): ...
-def order_by_length(rows): ...
+def order_by_length(rows, each): ...
+found = [row.own for row in rows]
 names = (*("a", "b"), "c")
 more = [*names, *(name for name in names), *[f(1)]]
 """
 
 
 def test_what_is_hard_to_read_is_named_with_its_line() -> None:
-    assert [line for line, _ in sorted(complaints(TEXT))] == [2, 3, 8]
+    assert [line for line, _ in sorted(complaints(TEXT))] == [2, 3, 7, 8, 9]

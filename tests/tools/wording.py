@@ -4,7 +4,8 @@
 
 A function is named for what it does, so its name begins with no preposition, but for those that the
 field reads at once: `from_` and `to_` convert, `with_` gives a changed copy, `on_` is called back.
-A literal collection is written out, not unpacked into another.
+A variable is named for what it holds. A literal collection is written out, not unpacked into
+another.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ PREPOSITIONS = frozenset(
     "about above after against among as at before behind below beside between beyond by during for "
     "in into of over since through under until up upon within without".split()
 )
+# Names that hold anything.
+VAGUE = frozenset("asked each found own said".split())
 
 
 def complaints(text: str) -> Iterator[tuple[int, str]]:
@@ -29,8 +32,16 @@ def complaints(text: str) -> Iterator[tuple[int, str]]:
             first, *rest = node.name.strip("_").split("_")
             if rest and first in PREPOSITIONS:
                 yield node.lineno, f"{node.name} begins with a preposition: say what it does"
+        elif (name := _bound_name(node)) in VAGUE:
+            yield node.lineno, f"a variable is called {name}: say what it holds"
         elif isinstance(node, ast.Starred) and _is_constant(node.value):
             yield node.lineno, "a literal is unpacked into another: write its elements there"
+
+
+def _bound_name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else None
 
 
 def _is_constant(node: ast.expr) -> bool:
