@@ -75,14 +75,14 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
             if not broken
         },
         "rows": {
-            "read": rows.rows_read,
-            "used": rows.rows_used,
+            "read": rows.read,
+            "used": rows.used,
             "refused": rows.quarantined,
             "ties": rows.ties_dropped,
             "unpaired": rows.unpaired,
         },
         "refused_by_reason": dict(report.bad_rows_by_reason.most_common()),
-        "pairs": rows.pairs,
+        "pairs": report.num_pairs,
         "repeated": report.num_repeated_pairs,
         "contradicting": report.num_contradicting_pairs,
         "against_votes": report.num_against_votes,

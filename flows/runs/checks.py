@@ -217,7 +217,7 @@ def _check_preferences(
         found.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
     elif look.bad_rows:
         reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
-        of = f"{rows.rows_read:,} rows" if look.is_whole else f"the first {rows.rows_read:,} rows"
+        of = f"{rows.read:,} rows" if look.is_whole else f"the first {rows.read:,} rows"
         found.notes.append(
             f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
             f"{'; '.join(first_of_each(look.bad_rows))}"

@@ -20,7 +20,7 @@ from trimtab.models.data.loading import (
 from trimtab.models.data.messages import Render, chat_renderer, render_hh
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
 from trimtab.models.data.readers import Source
-from trimtab.models.data.row_account import PreferenceReport, SourceCounts
+from trimtab.models.data.row_account import PreferenceReport, RowCounts
 from trimtab.models.data.splits import (
     LeakageError,
     SplitBy,
@@ -43,9 +43,9 @@ __all__ = [
     "Problem",
     "Render",
     "ReviewError",
+    "RowCounts",
     "Shaping",
     "Source",
-    "SourceCounts",
     "SplitBy",
     "SplitError",
     "TokenLimit",

@@ -117,7 +117,7 @@ def test_a_bad_row_is_refused_for_its_reason(
     assert bad.problems[0].field == field
     assert bad.problems[0].found and bad.problems[0].allowed
     assert report.bad_rows_by_reason == {reason: 1}
-    assert (report.total.rows_read, report.total.rows_used, report.total.quarantined) == (3, 2, 1)
+    assert (report.total.read, report.total.used, report.total.quarantined) == (3, 2, 1)
     with pytest.raises(PreferenceDataError, match=f"rows.jsonl:2: {reason}"):
         load_preferences([Source(path)], max_characters=50)
 

@@ -121,7 +121,7 @@ def test_a_long_list_is_never_held_whole(tmp_path: Path) -> None:
 def load(path: Path) -> tuple[list[PreferencePair], list[tuple[int, str, str | None]], list[str]]:
     pairs, bad, report = load_preferences([Source(str(path))], on_bad_rows="quarantine")
     total = report.total
-    assert total.rows_read == total.rows_used + total.quarantined == len(pairs) + len(bad)
+    assert total.read == total.used + total.quarantined == len(pairs) + len(bad)
     told = [(row.line, row.reason, row.problems[0].field) for row in bad]
     return pairs, told, [row.row for row in bad]
 
@@ -291,7 +291,7 @@ def test_damaged_files_are_rows_or_an_error(tmp_path: Path, kind: str, seed: int
         except PreferenceDataError as error:
             outcomes.add(error.bad_rows[-1].reason)
         else:
-            assert report.total.rows_read == len(pairs) + len(bad)
+            assert report.total.read == len(pairs) + len(bad)
             outcomes.add("read")
     assert "read" in outcomes and len(outcomes) > 1
 

@@ -201,7 +201,7 @@ def test_a_ranking_becomes_all_its_pairs(write_rows: WriteRows, prompt: object) 
         ("r#1-3", space + "a", space + "c", "r", "qa"),
         ("r#2-3", space + "b", space + "c", "r", "qa"),
     ]
-    assert (report.total.rows_read, report.total.rows_used, report.total.pairs) == (1, 1, 3)
+    assert (report.total.read, report.total.used, report.num_pairs) == (1, 1, 3)
 
 
 def test_nine_ranked_answers_make_36_pairs(write_rows: WriteRows) -> None:
