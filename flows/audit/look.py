@@ -15,10 +15,17 @@ from typing import Any
 from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.store.fetch import FetchError, fetch, is_remote
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data import BadRow, Look, Source, look_through
 from trimtab.models.data.file_problems import needs
+from trimtab.models.data.loading import Look, look_through
 from trimtab.models.data.presets import BY_NAME
-from trimtab.models.data.problems import SOURCE_REASONS, columns_in_words, first_of_each, shorten
+from trimtab.models.data.problems import (
+    SOURCE_REASONS,
+    BadRow,
+    columns_in_words,
+    first_of_each,
+    shorten,
+)
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.row_reader import check_form
 

@@ -28,25 +28,25 @@ from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
 from trimtab.models.config.training import ModelConfig, TrainerConfig
-from trimtab.models.data import (
-    BadRow,
+from trimtab.models.data.demonstrations import Shaping, load_demonstrations
+from trimtab.models.data.external_votes import read_review, read_votes
+from trimtab.models.data.loading import (
     Look,
-    PreferenceDataError,
     PreferenceOptionError,
-    Shaping,
-    Source,
-    SplitError,
-    load_demonstrations,
     look_through,
     read_in_words,
-    read_review,
-    read_votes,
-    split_pairs,
+    share_over_tokens,
 )
-from trimtab.models.data.loading import share_over_tokens
-from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
-from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.data.problems import (
+    SOURCE_REASONS,
+    BadRow,
+    PreferenceDataError,
+    first_of_each,
+    listed,
+)
+from trimtab.models.data.readers import Source, looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
+from trimtab.models.data.splits import SplitError, split_pairs
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
 from trimtab.models.judge.constitutions import (

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences, write_quarantine
-from trimtab.models.data.problems import REASONS, SOURCE_REASONS
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import (
+    REASONS,
+    SOURCE_REASONS,
+    PreferenceDataError,
+    write_quarantine,
+)
+from trimtab.models.data.readers import Source
 
 WriteRows = Callable[..., str]
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
 from trimtab.models.data.files import read_file
 from trimtab.models.data.json_text import CHUNK_CHARACTERS
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair, Votes
 
 # modules without type stubs

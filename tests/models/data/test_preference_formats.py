@@ -7,8 +7,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from trimtab.models.data import Render, Source, chat_renderer, load_preferences, render_hh
 from trimtab.models.data.formats import parse_row
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.messages import Render, chat_renderer, render_hh
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
 from trimtab.models.data.splits import exchanged
 

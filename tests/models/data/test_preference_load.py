@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import (
-    PreferenceDataError,
-    PreferenceOptionError,
-    Source,
-    TokenLimit,
-    load_preferences,
-)
+from trimtab.models.data.loading import PreferenceOptionError, TokenLimit, load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.row_account import RowCounts
 
 WriteRows = Callable[..., str]

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import (
-    PreferenceDataError,
-    Source,
-    TokenLimit,
-    load_preferences,
-    write_quarantine,
-)
+from trimtab.models.data.loading import TokenLimit, load_preferences
+from trimtab.models.data.problems import PreferenceDataError, write_quarantine
+from trimtab.models.data.readers import Source
 from trimtab.models.training.data import write_rows as write_json_lines
 
 WriteRows = Callable[..., str]

@@ -14,14 +14,10 @@ from typing import Any
 import pytest
 
 from tests.models.data.test_preference_mutations import mutate_value
-from trimtab.models.data import (
-    PreferenceDataError,
-    PreferenceOptionError,
-    Source,
-    load_preferences,
-    look_through,
-)
+from trimtab.models.data.loading import PreferenceOptionError, load_preferences, look_through
 from trimtab.models.data.presets import BY_NAME, FORMATS
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
 
 WriteRows = Callable[..., str]

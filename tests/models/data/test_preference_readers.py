@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 
 # modules without type stubs
 datasets = importlib.import_module("datasets")

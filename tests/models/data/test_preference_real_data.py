@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import (
-    LeakageError,
-    PreferenceDataError,
-    Source,
-    check_leakage,
-    load_preferences,
-    split_pairs,
-)
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
+from trimtab.models.data.splits import LeakageError, check_leakage, split_pairs
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data"
 
