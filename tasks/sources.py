@@ -16,8 +16,9 @@ from typing import Any
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.fetch import FetchError, digest_of, fetch, is_stored
 from trimtab.infra.store.manifest import Provenance
-from trimtab.models.data import Source, read_review
+from trimtab.models.data.external_votes import read_review
 from trimtab.models.data.files import KINDS, SUFFIXES
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
 from trimtab.tasks.access import access_of_run

@@ -16,7 +16,7 @@ from trimtab.flows.runs.checks import first_pairs
 from trimtab.infra.settings import Settings
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import CrossFittedConfig, EmbeddingModelConfig
-from trimtab.models.data import Look
+from trimtab.models.data.loading import Look
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.words import UNSPACED
 from trimtab.models.estimates.amounts import amounts_of_preferences

@@ -15,10 +15,17 @@ from typing import Any
 from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.store.fetch import FetchError, fetch, is_remote
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data import BadRow, Look, Source, look_through
 from trimtab.models.data.file_problems import needs
+from trimtab.models.data.loading import Look, look_through
 from trimtab.models.data.presets import BY_NAME
-from trimtab.models.data.problems import SOURCE_REASONS, columns_in_words, first_of_each, shorten
+from trimtab.models.data.problems import (
+    SOURCE_REASONS,
+    BadRow,
+    columns_in_words,
+    first_of_each,
+    shorten,
+)
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.row_reader import check_form
 
@@ -75,14 +82,14 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
             if not broken
         },
         "rows": {
-            "read": rows.rows_read,
-            "used": rows.rows_used,
+            "read": rows.read,
+            "used": rows.used,
             "refused": rows.quarantined,
             "ties": rows.ties_dropped,
             "unpaired": rows.unpaired,
         },
         "refused_by_reason": dict(report.bad_rows_by_reason.most_common()),
-        "pairs": rows.pairs,
+        "pairs": report.num_pairs,
         "repeated": report.num_repeated_pairs,
         "contradicting": report.num_contradicting_pairs,
         "against_votes": report.num_against_votes,

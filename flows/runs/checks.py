@@ -28,25 +28,25 @@ from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
 from trimtab.models.config.training import ModelConfig, TrainerConfig
-from trimtab.models.data import (
-    BadRow,
+from trimtab.models.data.demonstrations import Shaping, load_demonstrations
+from trimtab.models.data.external_votes import read_review, read_votes
+from trimtab.models.data.loading import (
     Look,
-    PreferenceDataError,
     PreferenceOptionError,
-    Shaping,
-    Source,
-    SplitError,
-    load_demonstrations,
     look_through,
     read_in_words,
-    read_review,
-    read_votes,
-    split_pairs,
+    share_over_tokens,
 )
-from trimtab.models.data.loading import share_over_tokens
-from trimtab.models.data.problems import SOURCE_REASONS, first_of_each, listed
-from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.data.problems import (
+    SOURCE_REASONS,
+    BadRow,
+    PreferenceDataError,
+    first_of_each,
+    listed,
+)
+from trimtab.models.data.readers import Source, looks_like_hub_id
 from trimtab.models.data.row_reader import check_form
+from trimtab.models.data.splits import SplitError, split_pairs
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, UntrainableError, missing_files, shape_of
 from trimtab.models.judge.constitutions import (
@@ -217,7 +217,7 @@ def _check_preferences(
         found.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
     elif look.bad_rows:
         reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
-        of = f"{rows.rows_read:,} rows" if look.is_whole else f"the first {rows.rows_read:,} rows"
+        of = f"{rows.read:,} rows" if look.is_whole else f"the first {rows.read:,} rows"
         found.notes.append(
             f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
             f"{'; '.join(first_of_each(look.bad_rows))}"

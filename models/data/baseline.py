@@ -16,17 +16,9 @@ from trimtab.models.data.row_account import content_digest
 TEXTS: Final = ("prompt", "chosen", "rejected")
 STRENGTH: Final = "mean preference difference"
 NUMBERS: Final = (
-    "num_common",
-    "num_newly_wrong",
-    "num_no_longer_wrong",
-    "num_turned",
-    "num_turned_wrong",
-    "num_new",
-    "num_new_wrong",
-    "num_gone",
-    "num_changed",
-    "num_changed_wrong",
-)
+    "num_common", "num_newly_wrong", "num_no_longer_wrong", "num_turned", "num_turned_wrong",
+    "num_new", "num_new_wrong", "num_gone", "num_changed", "num_changed_wrong",
+)  # fmt: skip
 ALLOWED: Final = "audited.parquet or audited.jsonl.gz of a label audit"
 
 
@@ -75,12 +67,12 @@ def read_baseline(path: Path) -> dict[bytes, bool]:
 
 def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
     """Compare an audited set with `read_baseline`'s; BaselineError where no pair is in both."""
-    found = Comparison(dict.fromkeys(NUMBERS, 0), [], [])
-    numbers, missing = found.numbers, set(baseline)
+    comparison = Comparison(dict.fromkeys(NUMBERS, 0), [], [])
+    numbers, missing = comparison.numbers, set(baseline)
     for row in _rows(audited):
         label, turned, is_wrong = _key(row), _key(row, is_turned=True), row[STRENGTH] < 0
-        found.strengths.append(row[STRENGTH])
-        found.is_changed.append(label not in baseline)
+        comparison.strengths.append(row[STRENGTH])
+        comparison.is_changed.append(label not in baseline)
         if label in baseline:
             numbers["num_common"] += 1
             numbers["num_newly_wrong"] += is_wrong and not baseline[label]
@@ -98,7 +90,7 @@ def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
             f"none of the {len(baseline):,} labels of the baseline is of a pair of this audit; "
             "allowed: an earlier audit of some of the same pairs"
         )
-    return found
+    return comparison
 
 
 def _key(row: dict[str, Any], *, is_turned: bool = False) -> bytes:
@@ -116,9 +108,9 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             if raw.is_blank:
                 continue
             if not isinstance(row, dict) or not _is_audited(row):
-                found = shorten(list(row) if isinstance(row, dict) else row)
+                shown = shorten(list(row) if isinstance(row, dict) else row)
                 raise BaselineError(
-                    f"{path}:{raw.line} is no row of an audit (found {found}); allowed: {ALLOWED}"
+                    f"{path}:{raw.line} is no row of an audit (found {shown}); allowed: {ALLOWED}"
                 )
             yield row
     except SourceError as error:

@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import Problem, typed
 
 Row = dict[str, Any]
 MAX_VALUES: Final = 1000
@@ -35,13 +35,12 @@ class Mapped:
     code: float | None = None
     is_told: bool = False
 
-    def refuse(self, reason: str, column: str, found: Any, allowed: str) -> None:
+    def refuse(self, reason: str, column: str, value: Any, allowed: str) -> None:
         """Add a problem; a value is shown with its type."""
-        if found is None:
-            reason, shown = "missing_field", "nothing"
+        if value is None:
+            self.problems.append(Problem("missing_field", column, "nothing", allowed))
         else:
-            shown = f"{type(found).__name__} {shorten(found)}"
-        self.problems.append(Problem(reason, column, shown, allowed))
+            self.problems.append(Problem(reason, column, typed(value), allowed))
 
 
 def number_of(value: Any) -> Any:
@@ -62,17 +61,17 @@ def list_of(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        found = json.loads(value)
+        values = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    return found if len(found) <= MAX_VALUES else value
+    return values if len(values) <= MAX_VALUES else value
 
 
 def list_of_messages(value: Any) -> Any:
     """Messages from their JSON text, else the value as it is: an answer may be JSON itself."""
-    found = list_of(value)
-    messages = found if isinstance(found, list) else [found]
-    return found if messages and all(map(is_message, messages)) else value
+    values = list_of(value)
+    messages = values if isinstance(values, list) else [values]
+    return values if messages and all(map(is_message, messages)) else value
 
 
 def is_message(value: Any) -> bool:
@@ -96,12 +95,12 @@ CHOICES: Final = frozenset(
      "better", "best", "verdict", "comparison", "selected", "selection", "decision", "vote"}
 )  # fmt: skip
 """Words of columns that say which answer is the better one."""
-_UNCLEAR: Final = CHOICES | {
-    "gold", "golden", "correct", "ideal", "worst", "worse", "chosen", "rejected", "order",
-    "ordering", "pairs", "pair", "margin",
-    "margins", "loss", "losses", "cost", "costs", "error", "errors", "penalty", "penalties",
-    "toxicity", "harm", "harmfulness", "severity", "risk", "perplexity", "distance", "elo", "wins",
-}  # fmt: skip
+_UNCLEAR: Final = frozenset(
+    {"gold", "golden", "correct", "ideal", "worst", "worse", "chosen", "rejected", "order",
+     "ordering", "pairs", "pair", "margin", "margins", "loss", "losses", "cost", "costs", "error",
+     "errors", "penalty", "penalties", "toxicity", "harm", "harmfulness", "severity", "risk",
+     "perplexity", "distance", "elo", "wins"}
+)  # fmt: skip
 ASKING: Final = frozenset(
     {"prompt", "question", "instruction", "query", "input", "context", "history", "post", "task",
      "conversation", "conversations", "dialogue", "messages"}
@@ -117,26 +116,24 @@ _DIFFERENCES: Final = frozenset({"difference", "diff", "delta", "gap"})
 def words(name: object) -> tuple[str, ...]:
     """ "responseA_score2" as ("response", "a", "score", "2")."""
     text = str(name)
-    return _words_of_name(text) if len(text) <= _LONGEST_NAME else _words(text)
+    return _words(text) if len(text) <= _LONGEST_NAME else _words.__wrapped__(text)
 
 
+@lru_cache(4096)  # every row asks for the same columns
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORD.findall(text))
 
 
-_words_of_name: Final = lru_cache(4096)(_words)  # asked for each row, of the same columns
-
-
 def direction(name: str) -> int | None:
     """1: larger values are of better answers; -1: smaller ones; 0: it could order them; None."""
-    found = set(words(name))
-    if found & (_UNCLEAR - CHOICES):
+    parts = set(words(name))
+    if parts & _UNCLEAR:
         return 0
-    if found & LOWER:
+    if parts & LOWER:
         return -1
-    if found & HIGHER:
+    if parts & HIGHER:
         return 1
-    return 0 if found & CHOICES else None
+    return 0 if parts & CHOICES else None
 
 
 def is_count(name: str) -> bool:
@@ -164,20 +161,20 @@ def own_scores(columns: tuple[str, ...], better: str, worse: str) -> list[Compar
     is_labelled = (better, worse) == ("chosen", "rejected")
     ours, theirs = words(better), words(worse)
     sides = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
-    found: list[Compare] = []
+    compares: list[Compare] = []
     for parts, name in names.items():
         sign = _sign(parts, {ours, theirs})
         if len(ours) == len(theirs) and len(sides) == 1 and sides[0][0] in parts and sign:
             other = names.get(tuple(sides[0][1] if part == sides[0][0] else part for part in parts))
             if other is not None:
-                found.append(_compare_two(name, other, sign))
+                compares.append(partial(_compare_two, name, other, sign))
         elif is_labelled and _is_margin(set(parts)):
-            found.append(_compare_margin(name))
+            compares.append(partial(_compare_margin, name))
         elif is_labelled and CHOICES & set(parts):
-            found.append(_compare_choice(name))
+            compares.append(partial(_compare_choice, name))
         elif is_labelled and sign and not {"chosen", "rejected"} & set(parts):
-            found.append(_compare_in_one(name, sign))
-    return found
+            compares.append(partial(_compare_in_one, name, sign))
+    return compares
 
 
 def _is_margin(parts: set[str]) -> bool:
@@ -191,39 +188,32 @@ def _sign(parts: Sequence[str], answers: set[tuple[str, ...]]) -> int:
     return -1 if LOWER & set(parts) else int(bool(HIGHER & set(parts)))
 
 
-def _compare_two(first: str, second: str, sign: int) -> Compare:
-    return lambda row: _difference([row.get(first), row.get(second)], sign)
+def _compare_two(first: str, second: str, sign: int, row: Row) -> float | None:
+    return _difference(row.get(first), row.get(second), sign)
 
 
-def _compare_in_one(name: str, sign: int) -> Compare:
-    def compare(row: Row) -> float | None:
-        value = list_of(row.get(name))
-        if isinstance(value, dict):
-            value = [value.get("chosen"), value.get("rejected")]
-        return _difference(value, sign) if isinstance(value, list) and len(value) == 2 else None
-
-    return compare
+def _compare_in_one(column: str, sign: int, row: Row) -> float | None:
+    values = list_of(row.get(column))
+    if isinstance(values, dict):
+        values = [values.get("chosen"), values.get("rejected")]
+    return _difference(*values, sign) if isinstance(values, list) and len(values) == 2 else None
 
 
-def _compare_choice(column: str) -> Compare:
-    def compare(row: Row) -> float | None:
-        value = row.get(column)
-        if not isinstance(value, str):
-            return None
+def _compare_choice(column: str, row: Row) -> float | None:
+    value = row.get(column)
+    if isinstance(value, str):
         for name, preference in (("chosen", 1.0), ("rejected", -1.0)):
             if value == row.get(name) or words(value) == (name,):
                 return preference
-        return None
-
-    return compare
+    return None
 
 
-def _compare_margin(name: str) -> Compare:
-    return lambda row: _difference([row.get(name), 0], 1)
+def _compare_margin(column: str, row: Row) -> float | None:
+    return _difference(row.get(column), 0, 1)
 
 
-def _difference(values: Sequence[Any], sign: int) -> float | None:
-    first, second = map(number_of, values)
+def _difference(first: Any, second: Any, sign: int) -> float | None:
+    first, second = number_of(first), number_of(second)
     if not is_number(first) or not is_number(second):
         return None
     return float(sign) * ((first > second) - (first < second))
@@ -231,5 +221,5 @@ def _difference(values: Sequence[Any], sign: int) -> float | None:
 
 def is_against(row: Row, compares: Iterable[Compare]) -> bool | None:
     """Whether any of a row's own numbers prefers the other answer; None where none says."""
-    said = [each for compare in compares if (each := compare(row)) is not None]
-    return any(each < 0 for each in said) if said else None
+    preferences = [value for compare in compares if (value := compare(row)) is not None]
+    return any(value < 0 for value in preferences) if preferences else None

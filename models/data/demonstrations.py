@@ -11,7 +11,7 @@ without a template it is HH-RLHF text (`trimtab.models.data.messages`). A row ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -33,11 +33,12 @@ from trimtab.models.data.problems import (
     advice_on,
     length_problem,
     shorten,
+    typed,
 )
 from trimtab.models.data.readers import Source, read_source
 
+Row = dict[str, Any]
 SHAPES: Final = (("prompt", "completion"), ("messages",), ("text",))
-FIELDS: Final = tuple(name for shape in SHAPES for name in shape)
 ALLOWED_SHAPES: Final = "prompt + completion, messages, or text"
 
 
@@ -97,7 +98,7 @@ def load_demonstrations(
 
     Raises DemonstrationError as that does PreferenceDataError.
     """
-    found: list[Demonstration] = []
+    demonstrations: list[Demonstration] = []
     bad_rows: list[BadRow] = []
     for source in sources:
         num_rows = 0
@@ -110,117 +111,103 @@ def load_demonstrations(
                 if demonstration is None or problems:
                     bad_rows.append(raw.refused(problems))
                 else:
-                    found.append(demonstration)
+                    demonstrations.append(demonstration)
             if num_rows == 0:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
                 raise SourceError(source.label, 0, problem)
         except SourceError as error:
             bad_rows.append(error.refused())
     advice = advice_on(bad_rows, on_bad_rows)
-    if advice is None and not found:
+    if advice is None and not demonstrations:
         advice = "give other sources: no usable row left"
     if advice is not None:
         raise DemonstrationError(bad_rows, advice)
-    return found, bad_rows
+    return demonstrations, bad_rows
 
 
-@dataclass
-class _Row:
-    """A row while it is parsed."""
-
-    values: dict[str, Any]
-    shaping: Shaping
-    problems: list[Problem] = field(default_factory=list)
+Texts = tuple[str, str, str]
+"""A demonstration's prompt, text and opening. Parsers raise ValueError as `Shaping.texts` does."""
 
 
 def _parse(
     raw: RawRow, shaping: Shaping, category: str | None
 ) -> tuple[Demonstration | None, list[Problem]]:
     """A row's demonstration, or None; and everything that is wrong."""
+    row = raw.value
     if raw.problem is not None:
         return None, [raw.problem]
-    if not isinstance(raw.value, dict):
-        found = f"{type(raw.value).__name__} {shorten(raw.value)}"
-        return None, [Problem("not_an_object", None, found, "an object with fields")]
-    row = _Row(raw.value, shaping)
-    given = {name for name in FIELDS if raw.value.get(name) is not None}
-    shapes = [shape for shape in SHAPES if given & set(shape)]
-    own = raw.value.get("category")
-    if own is not None and (problem := text_problem("category", own)) is not None:
-        row.problems.append(problem)
+    if not isinstance(row, dict):
+        return None, [Problem("not_an_object", None, typed(row), "an object with fields")]
+    problems: list[Problem] = []
+    if row.get("category") is not None:
+        problems += filter(None, [text_problem("category", row["category"])])
+    shapes = [shape for shape in SHAPES if any(row.get(name) is not None for name in shape)]
     if len(shapes) != 1:
-        found = f"fields {shorten(list(raw.value))}"
-        row.problems.append(Problem("unknown_format", None, found, ALLOWED_SHAPES))
-        return None, row.problems
-    parsed = {"prompt": _completion, "messages": _dialogue, "text": _text}[shapes[0][0]](row)
-    if parsed is None:
-        return None, row.problems
+        shown = f"fields {shorten(list(row))}"
+        return None, [*problems, Problem("unknown_format", None, shown, ALLOWED_SHAPES)]
+    parse = {"prompt": _completion, "messages": _dialogue, "text": _text}[shapes[0][0]]
+    last = shapes[0][-1]
+    try:
+        texts = parse(row, shaping, problems)
+    except ValueError as error:
+        return None, [*problems, template_problem(last, error)]
+    if texts is None:
+        return None, problems
     limits = shaping.max_characters, shaping.max_tokens, shaping.count_tokens
-    problem = length_problem(shapes[0][-1], parsed[1], *limits)
-    if problem is not None:
-        row.problems.append(problem)
-    return Demonstration(*parsed, category=own or category), row.problems
+    problems += filter(None, [length_problem(last, texts[1], *limits)])
+    return Demonstration(*texts, category=row.get("category") or category), problems
 
 
-def _text(row: _Row) -> tuple[str, str, str] | None:
-    text = row.values["text"]
-    problem = text_problem("text", text)
-    if problem is not None:
-        row.problems.append(problem)
+def _text(row: Row, shaping: Shaping, problems: list[Problem]) -> Texts | None:
+    text = row["text"]
+    if problem := text_problem("text", text):
+        problems.append(problem)
         return None
-    return "", _ended(text, row.shaping.end), text
+    return "", _ended(text, shaping.end), text
 
 
-def _completion(row: _Row) -> tuple[str, str, str] | None:
-    sides = [row.values.get(name) for name in ("prompt", "completion")]
-    if any(isinstance(side, list) for side in sides):
-        return _message_completion(row, *sides)
-    problems = [text_problem(*side) for side in zip(("prompt", "completion"), sides, strict=True)]
-    row.problems += [problem for problem in problems if problem is not None]
-    if any(problems):
+def _completion(row: Row, shaping: Shaping, problems: list[Problem]) -> Texts | None:
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if isinstance(prompt, list) or isinstance(completion, list):
+        return _message_completion(prompt, completion, shaping, problems)
+    wrong = [text_problem("prompt", prompt), text_problem("completion", completion)]
+    problems += filter(None, wrong)
+    if any(wrong):
         return None
-    prompt, completion = map(str, sides)
-    return prompt, prompt + _ended(completion, row.shaping.end), prompt
+    return str(prompt), f"{prompt}{_ended(str(completion), shaping.end)}", str(prompt)
 
 
-def _message_completion(row: _Row, prompt: Any, completion: Any) -> tuple[str, str, str] | None:
-    asked = check_messages("prompt", prompt, row.problems)
-    answer = check_messages("completion", completion, row.problems)
+def _message_completion(
+    prompt: Any, completion: Any, shaping: Shaping, problems: list[Problem]
+) -> Texts | None:
+    before = check_messages("prompt", prompt, problems)
+    answer = check_messages("completion", completion, problems)
     for name, messages, at, role in (
-        ("prompt", asked, -1, "user"),
+        ("prompt", before, -1, "user"),
         ("completion", answer, 0, "assistant"),
         ("completion", answer, -1, "assistant"),
     ):
         if messages is not None and messages[at]["role"] != role:
             place = f"a {'first' if at == 0 else 'last'} turn of the {role}"
-            row.problems.append(Problem("bad_turns", name, roles_of(messages), place))
-    if asked is None or answer is None or row.problems:
+            problems.append(Problem("bad_turns", name, roles_of(messages), place))
+    if before is None or answer is None or problems:
         return None
-    rendered = _rendered(row, "completion", asked, answer)
-    return None if rendered is None else (*rendered, rendered[0])
+    opening, text = shaping.texts(before, answer)
+    return opening, text, opening
 
 
-def _dialogue(row: _Row) -> tuple[str, str, str] | None:
-    messages = check_messages("messages", row.values["messages"], row.problems)
+def _dialogue(row: Row, shaping: Shaping, problems: list[Problem]) -> Texts | None:
+    messages = check_messages("messages", row["messages"], problems)
     if messages is None:
         return None
-    first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), None)
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else 0
     if not first:
         allowed = "a turn of the assistant, and one of another before it"
-        row.problems.append(Problem("bad_turns", "messages", roles_of(messages), allowed))
+        problems.append(Problem("bad_turns", "messages", roles_of(messages), allowed))
         return None
-    rendered = _rendered(row, "messages", messages[:first], messages[first:])
-    return None if rendered is None else ("", rendered[1], rendered[0])
-
-
-def _rendered(
-    row: _Row, name: str, asked: list[Message], answered: list[Message]
-) -> tuple[str, str] | None:
-    try:
-        return row.shaping.texts(asked, answered)
-    except ValueError as error:
-        row.problems.append(template_problem(name, error))
-        return None
+    opening, text = shaping.texts(messages[:first], messages[first:])
+    return "", text, opening
 
 
 def _ended(text: str, end: str) -> str:

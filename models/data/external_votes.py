@@ -147,121 +147,92 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
     row whose scores are empty abstains.
     """
     bad_rows: list[BadRow] = []
-    reader = _Reader(pairs, bad_rows)
+    unknown: list[BadRow] = []
+    # The rows that unknown pairs are of: all pairs of a ranking have its id, and then # and more.
+    strangers: set[str] = set()
+    votes: dict[str, tuple[float, float]] = {}
+    places: dict[str, str] = {}
     for raw in object_rows(source, "an object with id or line, and scores or a vote", bad_rows):
-        reader.take(raw)
-    if reader.has_strangers:
-        bad_rows += reader.unknown
-    if not reader.votes and not bad_rows:
-        found = f"{len(reader.unknown)} votes, none of them on a pair of this run"
-        problem = Problem("empty_source", None, found, "at least one")
+        row = _numbered(raw)
+        scores, problems = _scores(row)
+        pair = _pair_of(row, pairs)
+        if isinstance(pair, Problem):
+            problems.append(pair)
+        elif pair in places:
+            allowed = f"a pair other than that of {places[pair]}"
+            problems.append(Problem("duplicate_id", _key_of(row), shorten(pair), allowed))
+        else:
+            places[pair] = f"{raw.file}:{raw.line}"
+            if scores is not None:
+                votes[pair] = scores
+        if problems and all(problem.reason == "unknown_id" for problem in problems):
+            unknown.append(raw.refused(problems))
+            strangers.add(str(row[_key_of(row)]).partition("#")[0])
+        elif problems:
+            bad_rows.append(raw.refused(problems))
+    if pairs is not None and len(strangers) > pairs.num_set_aside:
+        bad_rows += unknown
+    if not votes and not bad_rows:
+        count = f"{len(unknown)} votes, none of them on a pair of this run"
+        problem = Problem("empty_source", None, count, "at least one")
         bad_rows.append(BadRow(source.label, 0, "", (problem,)))
     if bad_rows:
         raise VotesError(sorted(bad_rows, key=lambda row: (row.file, row.line)), ADVICE)
-    return reader.votes
+    return votes
 
 
-class _Reader:
-    """What was read of a source so far.
+def _numbered(raw: RawRow) -> dict[str, Any]:
+    """A row with numbers for text that is one, and with a text for an `id` that is a number."""
+    row: dict[str, Any] = raw.value
+    if raw.is_text:
+        row = {n: number_of(v) if n in (*SCORES, VOTE, "line") else v for n, v in row.items()}
+    return {**row, "id": str(row["id"])} if type(row.get("id")) is int else row
 
-    unknown: rows that name a pair that there is not. strangers: the rows of pairs that they name;
-    all pairs of a ranking have its id, and what stands behind # of their own.
-    """
 
-    def __init__(self, pairs: VotedPairs | None, bad_rows: list[BadRow]) -> None:
-        self.pairs, self.bad_rows = pairs, bad_rows
-        self.votes: dict[str, tuple[float, float]] = {}
-        self.unknown: list[BadRow] = []
-        self.strangers: set[str] = set()
-        self.places: dict[str, str] = {}
-
-    @property
-    def has_strangers(self) -> bool:
-        """Whether unknown pairs are named of more rows than were set aside."""
-        return self.pairs is not None and len(self.strangers) > self.pairs.num_set_aside
-
-    def take(self, raw: RawRow) -> None:
-        """Take in one row, an object."""
-        row = raw.value
-        if raw.is_text:
-            row = {n: number_of(v) if n in (*SCORES, VOTE, "line") else v for n, v in row.items()}
-        if type(row.get("id")) is int:  # as pairs may have it
-            row = {**row, "id": str(row["id"])}
-        scores, problems = _scores(row)
-        identity = self._pair_of(row, problems)
-        known = identity if identity is not None else ""
-        if known in self.places:
-            allowed = f"a pair other than that of {self.places[known]}"
-            problems.append(Problem("duplicate_id", _key_of(row), shorten(known), allowed))
-        elif identity is not None:
-            self.places[identity] = f"{raw.file}:{raw.line}"
-        if problems and all(problem.reason == "unknown_id" for problem in problems):
-            self.unknown.append(raw.refused(problems))
-            self.strangers.add(str(row[_key_of(row)]).partition("#")[0])
-        elif problems:
-            self.bad_rows.append(raw.refused(problems))
-        elif scores is not None:
-            self.votes[known] = scores
-
-    def _pair_of(self, row: Mapping[str, Any], problems: list[Problem]) -> str | None:
-        """The id of the pair that a row names; None where that is wrong, which is added."""
-        key, before = _key_of(row), len(problems)
-        problems += _key_problems(row, key)
-        if len(problems) > before:
-            return None
-        value = row[key]
-        if self.pairs is None:
-            return f"{key} {value}"
-        if key == "id":
-            if value in self.pairs.ids:
-                return str(value)
-            problems.append(Problem("unknown_id", key, shorten(value), "an id of this run's pairs"))
-            return None
-        if isinstance(value, int) and len(self.pairs.files) > 1:
-            allowed = f'a text "file:line", as the pairs are of {len(self.pairs.files)} files'
-            problems.append(Problem("wrong_type", key, shorten(value), allowed))
-            return None
-        ids = self.pairs.by_line.get(self.pairs.place_of(value), [])
-        if len(ids) == 1:
-            return ids[0]
-        if ids:
-            found = f"{shorten(value)}, of which there are {len(ids)} pairs"
-            problems.append(Problem("out_of_range", key, found, "the id of one of them"))
-        else:
-            allowed = "a line that a pair of this run was read from"
-            problems.append(Problem("unknown_id", key, shorten(value), allowed))
-        return None
+def _pair_of(row: Mapping[str, Any], pairs: VotedPairs | None) -> str | Problem:
+    """The id of the pair that a row names, or what is wrong with it."""
+    key = _key_of(row)
+    value = row.get(key)
+    if value is None:
+        return Problem("missing_field", key, "nothing", "a pair's id, or its line")
+    if key == "id" and not isinstance(value, str):
+        return Problem("wrong_type", key, shorten(value), "a text")
+    if key == "line" and (isinstance(value, bool) or not isinstance(value, int | str)):
+        return Problem("wrong_type", key, shorten(value), 'a whole number, or a text "file:line"')
+    if pairs is None:
+        return f"{key} {value}"
+    if key == "line" and isinstance(value, int) and len(pairs.files) > 1:
+        allowed = f'a text "file:line", as the pairs are of {len(pairs.files)} files'
+        return Problem("wrong_type", key, shorten(value), allowed)
+    if key == "id":
+        ids, allowed = [value] if value in pairs.ids else [], "an id of this run's pairs"
+    else:
+        ids = pairs.by_line.get(pairs.place_of(value), [])
+        allowed = "a line that a pair of this run was read from"
+    if len(ids) > 1:
+        count = f"{shorten(value)}, of which there are {len(ids)} pairs"
+        return Problem("out_of_range", key, count, "the id of one of them")
+    return str(ids[0]) if ids else Problem("unknown_id", key, shorten(value), allowed)
 
 
 def _key_of(row: Mapping[str, Any]) -> str:
     return "id" if row.get("id") is not None or row.get("line") is None else "line"
 
 
-def _key_problems(row: Mapping[str, Any], key: str) -> Iterator[Problem]:
-    value = row.get(key)
-    if value is None:
-        yield Problem("missing_field", key, "nothing", "a pair's id, or its line")
-    elif key == "id" and not isinstance(value, str):
-        yield Problem("wrong_type", key, shorten(value), "a text")
-    elif key == "line" and (isinstance(value, bool) or not isinstance(value, int | str)):
-        yield Problem("wrong_type", key, shorten(value), 'a whole number, or a text "file:line"')
-
-
 def _scores(row: Mapping[str, Any]) -> tuple[tuple[float, float] | None, list[Problem]]:
     """A row's two scores, None where all are empty: it abstains; and what is wrong with them."""
     names = [name for name in (*SCORES, VOTE) if name in row]
     if names not in (list(SCORES), [VOTE]):
-        found = ", ".join(names) or "none of them"
         allowed = f"{' and '.join(SCORES)}, or {VOTE}"
-        return None, [Problem("missing_field", None, found, allowed)]
+        return None, [Problem("missing_field", None, ", ".join(names) or "none of them", allowed)]
     if all(_is_empty(row[name]) for name in names):
         return None, []
     problems = []
     for name in names:
         value = row[name]
         if _is_empty(value) or isinstance(value, bool) or not isinstance(value, int | float):
-            found = "nothing" if _is_empty(value) else shorten(value)
-            problems.append(Problem("wrong_type", name, found, "a number"))
+            shown = "nothing" if _is_empty(value) else shorten(value)
+            problems.append(Problem("wrong_type", name, shown, "a number"))
         elif not math.isfinite(value) or abs(value) > LARGEST:
             allowed = f"a finite number, at most {LARGEST:g} in size"
             problems.append(Problem("out_of_range", name, shorten(value), allowed))

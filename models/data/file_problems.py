@@ -8,7 +8,7 @@ derived from PRESETS; the words of column names stand here.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final
@@ -41,10 +41,10 @@ class FileNotes:
     examples: rows that were not read. lacking: columns that no row of a known form has, though that
     needs them. forms: of good rows. ambiguous: the first problem of a row whose answers could be
     ordered in several ways, and its form. codes: numbers in a column of winners, and which column;
-    told: those that named one; is_numbered: the answers' columns have numbers. scores: the columns
-    that ordered the answers of a row. choices: codes in columns that say which answer is better,
-    beside chosen and rejected. implicit, apart: rows of two texts that start with one prompt, and
-    that do not.
+    known_codes: those that named one; is_numbered: the answers' columns have numbers. scores: the
+    columns that ordered the answers of a row. choices: codes in columns that say which answer is
+    better, beside chosen and rejected. implicit, apart: rows of two texts that start with one
+    prompt, and that do not.
     """
 
     is_known: bool = False
@@ -55,7 +55,7 @@ class FileNotes:
     forms: set[str] = field(default_factory=set)
     ambiguous: tuple[str, Problem] | None = None
     codes: dict[float, str] = field(default_factory=dict)
-    told: set[float] = field(default_factory=set)
+    known_codes: set[float] = field(default_factory=set)
     is_numbered: bool = False
     choices: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     scores: str = ""
@@ -75,7 +75,7 @@ class FileNotes:
             self.ambiguous = self.ambiguous or (form, unclear)
         elif is_placed and self.scores:
             allowed = f"{self.scores}, as earlier rows of the file have, or {PLACED}"
-            parsed.problems.append(Problem("ambiguous_label", None, "no scores", allowed))
+            parsed.refuse("ambiguous_label", None, "no scores", allowed)
         if not parsed.problems:
             self.forms.add(form)
             if preset.name == "ranked":
@@ -83,7 +83,7 @@ class FileNotes:
         if mapped.code is not None and len(self.codes) < MAX_UNKNOWN:
             column = "label" if preset.name in UNPAIRED else "winner"
             self.codes[mapped.code] = mapped.columns.get(column, column)
-            self.told |= {mapped.code} if mapped.is_told else set()
+            self.known_codes |= {mapped.code} if mapped.is_told else set()
             self.is_numbered |= column == "label"
             self.is_numbered |= is_told_by_number([*parsed.answer_fields, ""])
         if parsed.format == "implicit":
@@ -103,14 +103,13 @@ class FileNotes:
             if other is not None and self.ambiguous is None:
                 self.ambiguous = parsed.format, other
         if parsed.answer_fields == ("chosen", "rejected"):
-            codes = ((name, code_of_choice(name, row.get(name))) for name in parsed.ignored)
-            for name, code in codes:
-                if code is not None:
+            for name in parsed.ignored:
+                if (code := code_of_choice(name, row.get(name))) is not None:
                     self.choices[name].add(code)
 
     def note_lacking(self, raw: RawRow, row: Row, parsed: ParsedRow, needed: Sequence[str]) -> None:
         """Keep which of a form's columns no row so far has."""
-        absent = {each.field or "" for each in parsed.problems if each.reason == "missing_field"}
+        absent = {p.field or "" for p in parsed.problems if p.reason == "missing_field"}
         absent &= {*needed} - {*row}
         self.lacking = absent if self.lacking is None else self.lacking & absent
         if self.lacking:
@@ -128,31 +127,30 @@ class FileNotes:
             if form in self.forms or not self.forms:
                 return dataclasses.replace(problem, reason="ambiguous_columns")
         column = next(iter(self.codes.values()), None)
-        if self.told and len(self.codes) > len(self.told):
-            found = f"numbers that may be of a scale: {shorten(sorted(self.codes))}"
+        if self.known_codes and len(self.codes) > len(self.known_codes):
+            values = f"numbers that may be of a scale: {shorten(sorted(self.codes))}"
             allowed = NUMBERED if self.forms - UNPAIRED else "true and false, or 1 and 0"
-            return Problem("ambiguous_columns", column, found, allowed)
-        if is_whole and len(self.told) == 1 and not self.is_numbered:
-            found = f"{min(self.told):g} in every row that names the winner by a number"
-            return Problem("ambiguous_columns", column, found, NUMBERED)
+            return Problem("ambiguous_columns", column, values, allowed)
+        if is_whole and len(self.known_codes) == 1 and not self.is_numbered:
+            values = f"{min(self.known_codes):g} in every row that names the winner by a number"
+            return Problem("ambiguous_columns", column, values, NUMBERED)
         if unclear := [name for name, codes in self.choices.items() if len(codes) > 1]:
             codes = " and ".join(map(str, sorted(self.choices[unclear[0]])))
+            values = f"{codes} beside chosen and rejected"
             allowed = (
                 "chosen and rejected alone to say which answer is better; "
                 "preferences.format=native if they do, whatever this column says"
             )
-            return Problem(
-                "ambiguous_columns", unclear[0], f"{codes} beside chosen and rejected", allowed
-            )
+            return Problem("ambiguous_columns", unclear[0], values, allowed)
         if self.scores and _BY_PLACE in self.forms:
-            found = f"rows with {self.scores}, and before them rows without"
+            values = f"rows with {self.scores}, and before them rows without"
             allowed = f"{self.scores} in every row, or {PLACED}"
-            return Problem("ambiguous_columns", self.scores, found, allowed)
+            return Problem("ambiguous_columns", self.scores, values, allowed)
         if self.implicit and self.apart > self.implicit:
             rows = self.apart + self.implicit
-            found = f"no prompt; {self.apart:,} of {rows:,} rows start differently"
+            values = f"no prompt; {self.apart:,} of {rows:,} rows start differently"
             allowed = 'a column with the prompt: preferences.columns={"prompt": "..."}'
-            return Problem("unknown_columns", "prompt", found, allowed)
+            return Problem("unknown_columns", "prompt", values, allowed)
         return None
 
 
@@ -164,8 +162,8 @@ MAX_NAME_CHARACTERS, MAX_NAME_WORDS = 60, 6
 """Names that are longer are the values of a row."""
 _ANSWER: Final = "response answer completion output reply text candidate option generation summary"
 _WORDS: Final[dict[str, frozenset[str]]] = {
-    own: frozenset(said.split())
-    for own, said in {
+    column: frozenset(text.split())
+    for column, text in {
         "prompt": "prompt question instruction query input context history post task",
         "chosen": "chosen better preferred good positive accepted best win winning",
         "rejected": "rejected worse dispreferred bad negative loser worst lose losing",
@@ -197,10 +195,10 @@ class Hint:
 Try = Callable[[dict[str, str]], Sequence[Problem]]
 
 
-def hint(row: Row, asked: str, is_table: bool, try_columns: Try) -> Hint:
+def hint(row: Row, form: str, is_table: bool, try_columns: Try) -> Hint:
     """Advice about a row of no known form.
 
-    asked: the form that was asked for, or "auto". is_table: the row is of a CSV file. try_columns:
+    form: the source's `format`. is_table: the row is of a CSV file. try_columns:
     what is wrong with the row if its columns are named so.
     """
     names = [name for name in row if isinstance(name, str) and len(name) <= MAX_NAME_SEARCHED]
@@ -209,17 +207,20 @@ def hint(row: Row, asked: str, is_table: bool, try_columns: Try) -> Hint:
     if is_table and any(map(_is_a_value, names)):
         text = "a first row with the names of the columns, where this file seems to have its first "
         return Hint(f"{text}pair: write one above it, such as prompt,chosen,rejected", {})
-    presets = [preset for preset in PRESETS if asked in ("auto", preset.name)]
-    tried = [(columns, try_columns(columns)) for columns in _proposals(row, presets) if columns]
+    presets = [preset for preset in PRESETS if form in ("auto", preset.name)]
+    proposals = [
+        {column: name for column, name in columns.items() if name and name != column}
+        for columns in _proposals(row, presets)
+    ]
+    tried = [(columns, try_columns(columns)) for columns in proposals if columns]
     for columns, problems in tried:
         if not problems:
             return Hint(PAGE, columns)
     for columns, problems in tried:
-        winner = next((each for each in problems if each.field == columns.get("winner")), None)
-        if winner is not None and len(problems) == 1:
-            text = f"{PAGE}; in {winner.field!r} allowed: {winner.allowed}"
+        if len(problems) == 1 and problems[0].field == columns.get("winner"):
+            text = f"{PAGE}; in {problems[0].field!r} allowed: {problems[0].allowed}"
             return Hint(text, columns)
-    missing = _what_is_missing(row, presets, asked)
+    missing = _what_is_missing(row, presets, form)
     if is_table and not any(_share(preset, row)[0] for preset in presets):
         missing += ". If this table has no header, write one above its first row"
     return Hint(f"{PAGE}; {missing}", {})
@@ -235,37 +236,33 @@ def needs(preset: Preset) -> tuple[str, ...]:
     return preset.tells or ("prompt", "chosen", "rejected")
 
 
-def _proposals(row: Row, presets: Sequence[Preset]) -> Iterator[dict[str, str]]:
-    """Columns that may make the row readable, what is surest first."""
+def _proposals(row: Row, presets: Sequence[Preset]) -> Iterator[dict[str, str | None]]:
+    """What the row may call the columns of a preset, what is surest first."""
     for preset in presets:
-        found = {own: _misspelt(own, row) for own in needs(preset)}
-        if all(found.values()):
-            yield _changed(found)
-    labelled = [("labelled", columns) for columns in _labelled(row)]
-    by_words = [("native", _columns_by_words(NATIVE, row)), *labelled]
-    if two_answers(row) is None:
-        by_words.append(("kto", _columns_by_words(KTO, row)))
+        columns = {column: _misspelt(column, row) for column in needs(preset)}
+        if all(columns.values()):
+            yield columns
     names = {preset.name for preset in presets}
-    for form, found in by_words:
-        if form in names and found:
-            yield _changed(found)
+    if "native" in names:
+        yield _columns_by_words(NATIVE, row)
+    if "labelled" in names:
+        yield from _labelled(row)
+    if "kto" in names and two_answers(row) is None:
+        yield _columns_by_words(KTO, row)
 
 
-def _changed(columns: Mapping[str, str | None]) -> dict[str, str]:
-    return {own: name for own, name in columns.items() if name is not None and own != name}
-
-
-def _misspelt(own: str, row: Row) -> str | None:
+def _misspelt(column: str, row: Row) -> str | None:
     """The column that is called so but for case, blanks, marks between words, or a letter."""
-    if own in row:
-        return own
-    keys = {"_".join(words(name)): name for name in row if isinstance(name, str)}
+    if column in row:
+        return column
+    keys = {"_".join(words(name)): name for name in row}
     keys = {
         key: name
         for key, name in keys.items()
-        if _digits(key) == _digits(own) and (key == own or not key.endswith(own))  # "unchosen"
+        if _digits(key) == _digits(column)
+        and (key == column or not key.endswith(column))  # "unchosen"
     }
-    near = get_close_matches("_".join(words(own)), keys, 1, CLOSE)
+    near = get_close_matches("_".join(words(column)), keys, 1, CLOSE)
     return keys[near[0]] if near else None
 
 
@@ -278,28 +275,24 @@ def _columns_by_words(preset: Preset, row: Row) -> dict[str, str | None]:
 
     The prompt is then the only text that is left, or is not told apart from the answers.
     """
-    found: dict[str, str | None] = {}
-    for own in reversed(needs(preset)):  # answers first: "chosen_text" is no prompt
-        taken = set(found.values())
-        free = [name for name in row if isinstance(name, str) and name not in taken]
-        found[own] = _misspelt(own, row) or next(
-            (each for each in free if _WORDS[own] & set(words(each)) and _may_be(own, each, row)),
-            None,
-        )
-    if found["prompt"] is None:
-        left = [name for name in _texts(row) if name not in found.values()]
-        found["prompt"] = left[0] if len(left) == 1 else None
-    is_whole = all(name for own, name in found.items() if own != "prompt")
-    return dict(reversed(found.items())) if is_whole else {}
+    columns: dict[str, str | None] = {}
+    for column in reversed(needs(preset)):  # answers first: "chosen_text" is no prompt
+        free = [name for name in row if name not in columns.values()]
+        likely = (name for name in free if _may_be(column, name, row))
+        columns[column] = _misspelt(column, row) or next(likely, None)
+    if columns["prompt"] is None:
+        left = [name for name in _texts(row) if name not in columns.values()]
+        columns["prompt"] = left[0] if len(left) == 1 else None
+    is_whole = all(name for column, name in columns.items() if column != "prompt")
+    return dict(reversed(columns.items())) if is_whole else {}
 
 
-def _may_be(own: str, name: str, row: Row) -> bool:
+def _may_be(column: str, name: str, row: Row) -> bool:
     """Whether a column may be what a word of its name says: an answer is no score."""
-    said = set(words(name))
-    if said & (_AGAINST if own in ("label", "winner") else _NEGATIONS):
+    parts, is_label = set(words(name)), column in ("label", "winner")
+    if not _WORDS[column] & parts or parts & (_AGAINST if is_label else _NEGATIONS):
         return False
-    is_text = isinstance(row[name], str | list) and not _WORDS["score"] & set(words(name))
-    return own in ("label", "winner") or is_text
+    return is_label or (isinstance(row[name], str | list) and not _WORDS["score"] & parts)
 
 
 def _texts(row: Row) -> list[str]:
@@ -316,66 +309,68 @@ def _labelled(row: Row) -> Iterator[dict[str, str | None]]:
     answers = two_answers(row)
     if answers is None:
         return
-    free = [name for name in row if isinstance(name, str) and name not in answers]
-    texts = [name for name in free if name in _texts(row)]
-    asked = [name for name in texts if _WORDS["prompt"] & set(words(name))] or texts
+    free = [name for name in row if name not in answers]
+    texts = [name for name in _texts(row) if name in free]
+    prompts = [name for name in texts if _WORDS["prompt"] & set(words(name))] or texts
+    columns = dict(zip(("response_a", "response_b"), answers, strict=True))
     for name in free:
-        said = set(words(name))
-        if _WORDS["winner"] & said and not said & (_AGAINST | _OF_ONE_SIDE):
-            prompt = next((each for each in asked if each != name), None)
-            yield {
-                "prompt": prompt,
-                "response_a": answers[0],
-                "response_b": answers[1],
-                "winner": name,
-            }
+        if _may_be("winner", name, row) and not _OF_ONE_SIDE & set(words(name)):
+            prompt = next((text for text in prompts if text != name), None)
+            yield {"prompt": prompt, **columns, "winner": name}
 
 
 def two_answers(row: Row) -> tuple[str, str] | None:
     """The columns of two answers, as "answer_1" and "answer_2": those with the longest texts."""
     named = {words(name): name for name in _texts(row)}
-    found = []
+    pairs = []
     for parts, first in named.items():
         for place, part in enumerate(parts):
-            for one, other in SIDES:
+            for side, other in SIDES:
                 second = named.get((*parts[:place], other, *parts[place + 1 :]))
-                if part == one and second is not None:
+                if part == side and second is not None:
                     is_answer = bool(_WORDS["completion"] & set(parts))
-                    found.append((is_answer, len(str(row[first])), (first, second)))
-    return max(found)[2] if found else None
+                    pairs.append((is_answer, len(str(row[first])), (first, second)))
+    return max(pairs)[2] if pairs else None
 
 
-def _what_is_missing(row: Row, presets: Sequence[Preset], asked: str) -> str:
+def _what_is_missing(row: Row, presets: Sequence[Preset], form: str) -> str:
     """What a row that nothing reads seems to be, and what it lacks."""
-    if asked == "auto" and (within := _rows_within(row)) is not None:
-        return within
+    if form == "auto" and (guess := _what_it_is(row)) is not None:
+        return guess
+    near = max(presets, key=lambda preset: _share(preset, row))
+    missing = [name for name in needs(near) if name not in row]
+    lacks = f"which lacks {', '.join(missing)}" if missing else "whose values are of another type"
+    return f"the nearest is {near.name} ({', '.join(needs(near))}), {lacks}"
+
+
+def _what_it_is(row: Row) -> str | None:
+    """Which kind of data a row seems to be of, that nothing reads."""
+    if (rows := _rows_within(row)) is not None:
+        return rows
     texts, pair = _texts(row), two_answers(row)
-    sides = [own for own in ("chosen", "rejected") if _column_by_word(own, row)]
-    scores = [name for name in row if _is_score(name, row[name])]
-    if asked == "auto" and len(sides) == 1 and pair is None:
-        lacks = {"chosen": "rejected", "rejected": "chosen"}[sides[0]]
-        which = "worse" if lacks == "rejected" else "better"
-        return f"no column of this file is {lacks!r}, the {which} answer"
-    if asked == "auto" and pair is not None:
+    if pair is not None:
         return (
             f"two answers ({', '.join(map(repr, pair))}), but no column that says which is better: "
             "winner, with a, b or tie"
         )
-    if asked == "auto" and scores and texts:
+    lacking = [side for side in ("chosen", "rejected") if _column_by_word(side, row) is None]
+    if len(lacking) == 1:
+        side = "worse" if lacking[0] == "rejected" else "better"
+        return f"no column of this file is {lacking[0]!r}, the {side} answer"
+    scores = [name for name, value in row.items() if _is_score(name, value)]
+    if scores and texts:
         return (
             f"a text and a score ({scores[0]!r}) a row are pointwise data, and a pair needs two "
             "answers to one prompt: write those of one prompt in one row, as chosen the one of the "
             "higher score, as rejected the other"
         )
-    if asked == "auto" and _is_demonstration(row, texts):
+    known = _WORDS["prompt"] | _WORDS["completion"] | _WORDS["dialogue"]
+    if texts and all(known & set(words(name)) for name in texts):
         return (
             "these rows have no label: one text or answer each is a prompt or a demonstration "
             "(preferences.demonstrations), not a preference between two answers"
         )
-    near = max(presets, key=lambda preset: _share(preset, row))
-    lacks_ = [name for name in needs(near) if name not in row]
-    lacking = f"which lacks {', '.join(lacks_)}" if lacks_ else "whose values are of another type"
-    return f"the nearest is {near.name} ({', '.join(needs(near))}), {lacking}"
+    return None
 
 
 def _rows_within(row: Row) -> str | None:
@@ -386,28 +381,21 @@ def _rows_within(row: Row) -> str | None:
         if isinstance(first, dict) and isinstance(first.get("row"), dict):  # the hub's API
             first = first["row"]
         if isinstance(first, dict) and len(known & {*first}) > 1:
-            what = "a list of rows" if isinstance(value, list) else "an object"
+            kind = "a list of rows" if isinstance(value, list) else "an object"
             return (
-                f"{name!r} holds {what} with {', '.join(sorted(known & {*first}))}: write each "
+                f"{name!r} holds {kind} with {', '.join(sorted(known & {*first}))}: write each "
                 "such row as an object of its own, one a line"
             )
     return None
 
 
-def _column_by_word(field: str, row: Row) -> str | None:
-    near = _misspelt(field, row)
-    return near or next((name for name in _texts(row) if _WORDS[field] & set(words(name))), None)
+def _column_by_word(column: str, row: Row) -> str | None:
+    likely = (name for name in _texts(row) if _WORDS[column] & set(words(name)))
+    return _misspelt(column, row) or next(likely, None)
 
 
-def _is_score(name: Any, value: Any) -> bool:
-    is_number = isinstance(number_of(value), int | float)
-    return isinstance(name, str) and is_number and bool(_WORDS["score"] & set(words(name)))
-
-
-def _is_demonstration(row: Row, texts: Sequence[str]) -> bool:
-    """Whether nothing of a row is known but a prompt, an answer or a dialogue."""
-    known = _WORDS["prompt"] | _WORDS["completion"] | _WORDS["dialogue"]
-    return bool(texts) and all(known & set(words(name)) for name in texts)
+def _is_score(name: str, value: Any) -> bool:
+    return isinstance(number_of(value), int | float) and bool(_WORDS["score"] & set(words(name)))
 
 
 def _share(preset: Preset, row: Row) -> tuple[float, bool]:

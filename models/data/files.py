@@ -127,28 +127,28 @@ def _read_text(path: Path, label: str) -> Iterator[RawRow]:
     except (*_DAMAGED, ValueError) as error:
         if isinstance(error, SourceError):
             raise
-        found = f"{type(error).__name__}: {error}, after line {line}"
-        problem = Problem("unreadable_source", None, found, "a file readable to its end")
+        where = f"{type(error).__name__}: {error}, after line {line}"
+        problem = Problem("unreadable_source", None, where, "a file readable to its end")
         raise SourceError(label, line, problem) from error
 
 
 def _too_large(label: str, error: TooLargeError, after: int) -> SourceError:
     """after: the line, or row, up to which all was read."""
-    problem = Problem("unreadable_source", None, error.found, error.allowed)
+    problem = Problem("unreadable_source", None, error.size, error.allowed)
     return SourceError(label, after + 1 if error.line is None else error.line, problem)
 
 
 def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
     name = path.name.lower()
     start = stream.peek(CHUNK_BYTES).removeprefix(BOM)
-    for magic, (what, allowed) in _NO_TEXTS.items():
+    for magic, (kind, allowed) in _NO_TEXTS.items():
         if start.startswith(magic):
-            raise SourceError(label, 0, Problem("unreadable_source", None, what, allowed))
-    for kind, delimiter in DELIMITERS.items():
-        if name.endswith(tuple(kind + packed for packed in PACKED)) and not _JSON.match(start):
+            raise SourceError(label, 0, Problem("unreadable_source", None, kind, allowed))
+    for suffix, delimiter in DELIMITERS.items():
+        if name.endswith(tuple(suffix + packed for packed in PACKED)) and not _JSON.match(start):
             return _read_table(stream, label, delimiter)
-    if found := _ARRAY.match(start):
-        return _read_values(stream, label, found["opening"].decode())
+    if array := _ARRAY.match(start):
+        return _read_values(stream, label, array["opening"].decode())
     if _OBJECTS.match(start):
         return _read_values(stream, label, "")
     return _read_json_lines(stream, label)
@@ -176,8 +176,8 @@ def parse_json(line: bytes) -> tuple[Any, Problem | None]:
     try:
         return json.loads(text, object_pairs_hook=_unique), None
     except (ValueError, RecursionError) as error:
-        found = f"{shorten(text)} ({str(error)[:120]})"
-        return None, Problem("not_json", None, found, "one JSON object a line")
+        shown = f"{shorten(text)} ({str(error)[:120]})"
+        return None, Problem("not_json", None, shown, "one JSON object a line")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _read_table(stream: Any, label: str, usual: str) -> Iterator[RawRow]:
             problem = _quote_problem(str(error), lines.line)
         if row is None and problem is None:
             return
-        line, raw = lines.line, lines.kept.getvalue().encode("utf-8", "surrogateescape")
+        line, raw = lines.line, lines.row_text.getvalue().encode("utf-8", "surrogateescape")
         if problem is not None or not row:
             yield RawRow(label, line, raw if problem else b"", None, problem)
         elif not header:
@@ -272,11 +272,11 @@ def _read_table(stream: Any, label: str, usual: str) -> Iterator[RawRow]:
 
 
 class _Lines:
-    """Lines of a table. line: where the row starts that is read; kept: its text so far."""
+    """Lines of a table. line: where the row that is read starts; row_text: its text so far."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self.text, self.line, self.num_lines = text, 1, 0
-        self.kept = io.StringIO(newline="")
+        self.row_text = io.StringIO(newline="")
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -285,18 +285,15 @@ class _Lines:
         line = self.text.readline(MAX_ROW_BYTES + 1)
         if not line:
             raise StopIteration
-        self.kept.write(line)
+        self.row_text.write(line)
         self.num_lines += 1
-        check_row(self.kept.tell(), self.line)
+        check_row(self.row_text.tell(), self.line)
         return line
 
     def end_row(self) -> None:
         """Go on with the next row."""
-        self.line, self.num_lines, self.kept = (
-            self.line + self.num_lines,
-            0,
-            io.StringIO(newline=""),
-        )
+        self.line, self.num_lines = self.line + self.num_lines, 0
+        self.row_text = io.StringIO(newline="")
 
 
 def _delimiter(start: str, usual: str) -> str:
@@ -325,9 +322,9 @@ def _header(row: list[str], label: str, line: int) -> list[str]:
         raise TooLargeError(f"{len(row):,} columns", f"at most {MAX_COLUMNS:,}", line)
     header = [name.strip() or f"column {index}" for index, name in enumerate(row, start=1)]
     if len(set(header)) < len(header):
-        found = f"header {shorten(row)}"
+        shown = f"header {shorten(row)}"
         allowed = "a first row of different names: write one above the rows if there is none"
-        raise SourceError(label, line, Problem("unreadable_source", None, found, allowed))
+        raise SourceError(label, line, Problem("unreadable_source", None, shown, allowed))
     return header
 
 
@@ -336,8 +333,8 @@ def _row_of_table(row: list[str], header: list[str], label: str, line: int, raw:
     while len(row) > len(header) and not row[-1]:  # separators at the end of a line
         row.pop()
     if problem is None and len(row) != len(header):
-        found, allowed = f"{len(row)} values: {shorten(row)}", f"{len(header)}, as in the header"
-        problem = Problem("not_csv", None, found, allowed)
+        shown, allowed = f"{len(row)} values: {shorten(row)}", f"{len(header)}, as in the header"
+        problem = Problem("not_csv", None, shown, allowed)
     if problem is not None:
         return RawRow(label, line, raw, None, problem)
     value = {name: cell or None for name, cell in zip(header, row, strict=True)}
@@ -358,12 +355,12 @@ def _read_columns(path: Path, label: str, kind: str) -> Iterator[RawRow]:
     except TooLargeError as error:
         raise _too_large(label, error, number) from error
     except MemoryError as error:
-        found = f"rows from {number + 1} on that unpack to more than {MAX_BATCH_BYTES >> 20:,} MiB"
+        size = f"rows from {number + 1} on that unpack to more than {MAX_BATCH_BYTES >> 20:,} MiB"
         allowed = f"less in {BATCH_ROWS} rows, of at most {MAX_ROW_BYTES >> 20} MiB each"
-        raise _too_large(label, TooLargeError(found, allowed), number) from error
+        raise _too_large(label, TooLargeError(size, allowed), number) from error
     except (OSError, pyarrow.ArrowException) as error:
-        found = f"{type(error).__name__}: {error}, after row {number}"
-        problem = Problem("unreadable_source", None, found, f"a file of {kind} readable to its end")
+        where = f"{type(error).__name__}: {error}, after row {number}"
+        problem = Problem("unreadable_source", None, where, f"a file of {kind} readable to its end")
         raise SourceError(label, number, problem) from error
 
 

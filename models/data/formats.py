@@ -36,7 +36,7 @@ from trimtab.models.data.messages import (
     template_problem,
     text_problem,
 )
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import Problem, shorten, typed
 from trimtab.models.data.records import Opinion, Votes
 
 MIN_RATING, MAX_RATING = 1, 4
@@ -80,6 +80,10 @@ class ParsedRow:
     is_against_scores: bool | None = None
     problems: list[Problem] = field(default_factory=list)
 
+    def refuse(self, reason: str, column: str | None, value: str, allowed: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(reason, column, value, allowed))
+
     @property
     def better_worse(self) -> list[tuple[int, int]]:
         """The pairs by the positions of their answers; none where there are problems."""
@@ -99,19 +103,17 @@ def parse_row(
     """
     parsed = ParsedRow(pairs=pairs)
     if not isinstance(row, dict):
-        found = f"{type(row).__name__} {shorten(row)}"
-        parsed.problems.append(Problem("not_an_object", None, found, "an object with fields"))
+        parsed.refuse("not_an_object", None, typed(row), "an object with fields")
         return parsed
     parse_metadata(row, parsed)
     is_ranking = row.get("responses") is not None
-    if is_ranking and (row.get("chosen") is not None or row.get("rejected") is not None):
-        found = "chosen or rejected beside responses"
-        parsed.problems.append(Problem("unknown_format", None, found, ALLOWED_FORMATS))
+    is_pair = row.get("chosen") is not None or row.get("rejected") is not None
+    if is_ranking == is_pair:
+        both = "chosen or rejected beside responses"
+        shown = both if is_pair else f"fields {shorten(list(row))}"
+        parsed.refuse("unknown_format", None, shown, ALLOWED_FORMATS)
     elif is_ranking:
         _parse_ranking(row, parsed, render)
-    elif row.get("chosen") is None and row.get("rejected") is None:
-        found = f"fields {shorten(list(row))}"
-        parsed.problems.append(Problem("unknown_format", None, found, ALLOWED_FORMATS))
     else:
         _parse_pair(row, parsed, render)
     _check_answers(parsed)
@@ -126,18 +128,12 @@ def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -
         _parse_message_pair(prompt, chosen, rejected, parsed, render)
         return
     parsed.format = "hh" if prompt is None else "explicit"
-    texts = {"chosen": chosen, "rejected": rejected}
+    problems = [text_problem("chosen", chosen), text_problem("rejected", rejected)]
     if prompt is not None:
-        texts["prompt"] = prompt
-    problems = [text_problem(name, value) for name, value in texts.items()]
-    parsed.problems.extend(problem for problem in problems if problem is not None)
+        problems.append(text_problem("prompt", prompt))
+    parsed.problems += filter(None, problems)
     if not any(problems):
-        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, row)
-
-
-def _may_ask(row: dict[str, Any]) -> bool:
-    """Whether a column may hold the prompt, though it is not read as one."""
-    return any(ASKING & set(words(name)) for name in row)
+        _parse_text_pair(prompt, chosen, rejected, parsed, row)
 
 
 def _parse_text_pair(
@@ -152,17 +148,19 @@ def _parse_text_pair(
         return
     split = split_common_text(chosen, rejected)
     has_marks = split is None and any(mark in text for mark in MARKS for text in (chosen, rejected))
-    if split is None and not has_marks and not _may_ask(row):
+    has_prompt = any(ASKING & set(words(name)) for name in row)  # in a column that is not read
+    if split is None and not has_marks and not has_prompt:
         parsed.format, split = "implicit", split_plain_text(chosen, rejected)
     if split is None:
-        found = f"chosen {shorten(chosen[:50])}, rejected {shorten(rejected[:50])}"
+        texts = f"chosen {shorten(chosen[:50])}, rejected {shorten(rejected[:50])}"
         allowed = (
             "a prompt in a column of its own, or texts that start with one and the same, up to "
             f"a common {ASSISTANT_MARK!r} where they have turns"
         )
-        parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
+        parsed.refuse("no_common_prompt", None, texts, allowed)
         return
-    parsed.prompt, parsed.answers = split[0], split[1:]
+    parsed.prompt, *answers = split
+    parsed.answers = tuple(answers)
 
 
 def _parse_message_pair(
@@ -177,8 +175,7 @@ def _parse_message_pair(
         start, first, second = split_common_messages(first, second)
         if prompt is not None and prompt.strip() not in {m["content"].strip() for m in start}:
             allowed = "a turn of the dialogue that chosen and rejected share"
-            problem = Problem("no_common_prompt", "prompt", shorten(prompt), allowed)
-            parsed.problems.append(problem)
+            parsed.refuse("no_common_prompt", "prompt", shorten(prompt), allowed)
             return
     _finish_messages(start, [first, second], parsed, render)
 
@@ -188,16 +185,14 @@ def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None
     for name in PAIR_FIELDS:
         if row.get(name) is not None:
             allowed = "nothing: it belongs to one pair, and this row ranks several answers"
-            parsed.problems.append(Problem("misplaced_field", name, shorten(row[name]), allowed))
+            parsed.refuse("misplaced_field", name, shorten(row[name]), allowed)
     prompt, responses = row.get("prompt"), row["responses"]
     allowed = f"a list of {MIN_RANKED} to {MAX_RANKED} answers, best first"
     if not isinstance(responses, list):
-        found = f"{type(responses).__name__} {shorten(responses)}"
-        parsed.problems.append(Problem("wrong_type", "responses", found, allowed))
+        parsed.refuse("wrong_type", "responses", typed(responses), allowed)
         responses = []
     elif parsed.pairs is None and not MIN_RANKED <= len(responses) <= MAX_RANKED:
-        found = f"{len(responses)} answers"
-        parsed.problems.append(Problem("out_of_range", "responses", found, allowed))
+        parsed.refuse("out_of_range", "responses", f"{len(responses)} answers", allowed)
     parsed.answer_fields = tuple(f"responses[{i}]" for i in range(len(responses)))
     start = _prompt_messages(prompt, parsed)
     answers = [
@@ -250,18 +245,18 @@ def _finish_messages(
         for side in sides
     ]
     if not start:
-        found = f"chosen {roles_of(sides[0])}, rejected {roles_of(sides[1])}"
+        roles = f"chosen {roles_of(sides[0])}, rejected {roles_of(sides[1])}"
         allowed = "dialogues that share all turns but the last"
-        parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
+        parsed.refuse("no_common_prompt", None, roles, allowed)
         return
     before = len(parsed.problems)
     if start[-1]["role"] not in ("user", "tool"):
-        found, allowed = roles_of(start), "a last turn of the user, or of a tool"
-        parsed.problems.append(Problem("bad_turns", "prompt", found, allowed))
+        allowed = "a last turn of the user, or of a tool"
+        parsed.refuse("bad_turns", "prompt", roles_of(start), allowed)
     for name, side in zip(parsed.answer_fields, sides, strict=True):
         if not side or {side[0]["role"], side[-1]["role"]} != {"assistant"}:
             allowed = "turns after the prompt, the first and the last of the assistant"
-            parsed.problems.append(Problem("bad_turns", name, roles_of(side), allowed))
+            parsed.refuse("bad_turns", name, roles_of(side), allowed)
     if len(parsed.problems) > before:
         return
     try:
@@ -305,16 +300,15 @@ def parse_metadata(row: dict[str, Any], parsed: ParsedRow) -> None:
     parsed.id = _optional_text("id", str(identity) if type(identity) is int else identity, parsed)
     parsed.category = _optional_text("category", row.get("category"), parsed)
     parsed.group = _optional_text("group", row.get("group"), parsed)
-    rating = _optional_int("rating", row.get("rating"), MIN_RATING, MAX_RATING, parsed)
-    parsed.rating = rating
+    parsed.rating = _optional_int("rating", row.get("rating"), MIN_RATING, MAX_RATING, parsed)
     parsed.votes = _parse_votes(row, parsed)
     if row.get("opinions") is not None:
         _parse_opinions(row["opinions"], parsed)
-    elif (who := next(filter(_is_name, map(row.get, ANNOTATORS)), None)) is not None:
-        parsed.opinions = (Opinion(str(who), "chosen"),)
+    elif (annotator := next(filter(_is_name, map(row.get, ANNOTATORS)), None)) is not None:
+        parsed.opinions = (Opinion(str(annotator), "chosen"),)
     tie = row.get("tie")
     if tie is not None and not isinstance(tie, bool):
-        parsed.problems.append(Problem("wrong_type", "tie", shorten(tie), "true, false or null"))
+        parsed.refuse("wrong_type", "tie", shorten(tie), "true, false or null")
     parsed.is_tie = tie is True
 
 
@@ -340,10 +334,9 @@ def _optional_int(
         return None
     allowed = f"a whole number from {low} to {high}" if high else f"a whole number >= {low}"
     if type(value) is not int:
-        found = f"{type(value).__name__} {shorten(value)}"
-        parsed.problems.append(Problem("wrong_type", name, found, allowed))
+        parsed.refuse("wrong_type", name, typed(value), allowed)
     elif value < low or (high is not None and value > high):
-        parsed.problems.append(Problem("out_of_range", name, shorten(value), allowed))
+        parsed.refuse("out_of_range", name, shorten(value), allowed)
     else:
         return value
     return None
@@ -354,33 +347,31 @@ def _parse_votes(row: dict[str, Any], parsed: ParsedRow) -> Votes | None:
     names, values = VOTE_FIELDS, [row.get(name) for name in VOTE_FIELDS]
     nested = row.get("votes")
     if nested is not None:
-        names = ("votes.chosen", "votes.rejected", "votes.equal")
+        names = tuple(f"votes.{name}" for name in PREFERS)
         if not isinstance(nested, dict) or any(value is not None for value in values):
             allowed = f"one object with chosen, rejected, equal, or the fields {VOTE_FIELDS}"
-            parsed.problems.append(Problem("wrong_type", "votes", shorten(nested), allowed))
+            parsed.refuse("wrong_type", "votes", shorten(nested), allowed)
             return None
-        values = [nested.get(name) for name in ("chosen", "rejected", "equal")]
+        values = [nested.get(name) for name in PREFERS]
     elif all(value is None for value in values):
         return None
     before = len(parsed.problems)
     for name, value in zip(names[:2], values[:2], strict=True):
         if value is None:
-            allowed = "a count, as there are other votes"
-            parsed.problems.append(Problem("missing_field", name, "nothing", allowed))
+            parsed.refuse("missing_field", name, "nothing", "a count, as there are other votes")
     counts = [_optional_int(n, v, 0, None, parsed) or 0 for n, v in zip(names, values, strict=True)]
     if len(parsed.problems) > before:
         return None
     if sum(counts) == 0:
         allowed = "at least one vote, or no vote fields"
-        parsed.problems.append(Problem("out_of_range", names[0], "no votes at all", allowed))
+        parsed.refuse("out_of_range", names[0], "no votes at all", allowed)
         return None
     return Votes(*counts)
 
 
-def _parse_opinions(given: Any, parsed: ParsedRow) -> None:
+def _parse_opinions(value: Any, parsed: ParsedRow) -> None:
     """Read who voted how; the votes follow from it where there are no others."""
-    allowed = f"a list of objects with annotator (text) and prefers ({' | '.join(PREFERS)})"
-    rows = given if isinstance(given, list) else [given]
+    rows = value if isinstance(value, list) else [value]
     opinions = [
         Opinion(str(row["annotator"]), row["prefers"])
         for row in rows
@@ -389,9 +380,10 @@ def _parse_opinions(given: Any, parsed: ParsedRow) -> None:
         and row.get("prefers") in PREFERS
     ]
     if not opinions or len(opinions) < len(rows):
-        parsed.problems.append(Problem("wrong_type", "opinions", shorten(given), allowed))
+        allowed = f"a list of objects with annotator (text) and prefers ({' | '.join(PREFERS)})"
+        parsed.refuse("wrong_type", "opinions", shorten(value), allowed)
         return
     parsed.opinions = tuple(opinions)
     if parsed.votes is None:
-        counts = [sum(each.prefers == name for each in opinions) for name in PREFERS]
-        parsed.votes = Votes(*counts)
+        preferences = [opinion.prefers for opinion in opinions]
+        parsed.votes = Votes(*map(preferences.count, PREFERS))

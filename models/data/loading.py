@@ -23,7 +23,7 @@ from trimtab.models.data.problems import (
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import Dialogues, PreferencePair
-from trimtab.models.data.row_account import PreferenceReport, SourceCounts, content_digest
+from trimtab.models.data.row_account import PreferenceReport, RowCounts, content_digest
 from trimtab.models.data.row_fields import RowFields, further_fields, plain
 from trimtab.models.data.row_reader import RowReader, check_form
 
@@ -75,8 +75,7 @@ def load_preferences(
     report.check()
     if not loader.pairs:
         advice = "correct the rows, or give other sources: no usable row left of "
-        advice += read_in_words(report)
-        raise PreferenceDataError(bad_rows, advice)
+        raise PreferenceDataError(bad_rows, advice + read_in_words(report))
     return loader.pairs, bad_rows, report
 
 
@@ -115,8 +114,8 @@ def read_in_words(report: PreferenceReport) -> str:
         "ties dropped": rows.ties_dropped,
         "of one answer, and none of the other kind to the same prompt": rows.unpaired,
     }
-    parts = [f"{count:,} {what}" for what, count in places.items() if count]
-    return f"{rows.rows_read:,} rows read" + (f": {', '.join(parts)}" if parts else "")
+    parts = [f"{count:,} {place}" for place, count in places.items() if count]
+    return f"{rows.read:,} rows read" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _check_options(
@@ -168,19 +167,17 @@ class _Loader:
 
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
-        counts = self.report.by_source.setdefault(source.key, SourceCounts())
+        counts = self.report.by_source.setdefault(source.key, RowCounts())
         reader = RowReader(source, self.render)
         try:
             rows = read_source(source, self.report.ignored_files)
             for raw in islice(rows, self.max_rows):
-                if raw.is_blank:
-                    counts.blank_lines += 1
-                elif raw.file not in reader.given_up:
-                    counts.rows_read += 1
+                if not raw.is_blank and raw.file not in reader.given_up:
+                    counts.read += 1
                     self._take(raw, source, counts, reader)
             is_whole = self.max_rows is None or next(rows, None) is None
             self.is_whole &= is_whole
-            if counts.rows_read == 0 and is_whole:
+            if counts.read == 0 and is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
                 raise SourceError(source.label, 0, problem)
             self._refuse_files(reader, is_whole=is_whole)
@@ -199,12 +196,12 @@ class _Loader:
             ]
             self.bad_rows.append(BadRow(file, 0, "", (problem,)))
 
-    def _take(self, raw: RawRow, source: Source, counts: SourceCounts, reader: RowReader) -> None:
+    def _take(self, raw: RawRow, source: Source, counts: RowCounts, reader: RowReader) -> None:
         """Count one row as used, dropped, quarantined or waiting: exactly one of them."""
         if raw.problem is not None:
             parsed = ParsedRow(problems=[raw.problem])
         else:
-            parsed = reader.parse(raw, counts.rows_read)
+            parsed = reader.parse(raw, counts.read)
             self._check_lengths(parsed)
             if not parsed.is_waiting:
                 self._claim_id(parsed)
@@ -220,22 +217,21 @@ class _Loader:
         else:
             if self.fields is not None:
                 further = further_fields(raw.value, parsed, source.columns)
-                self.fields.add(source.key, counts.rows_read, further)
+                self.fields.add(source.key, counts.read, further)
             if not parsed.is_waiting:
                 self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
 
-    def _use(self, parsed: ParsedRow, source: Source, place: str, counts: SourceCounts) -> None:
+    def _use(self, parsed: ParsedRow, source: Source, place: str, counts: RowCounts) -> None:
         """Take in the pairs of a good row, or of two rows that make one."""
         pairs = _pairs_of(parsed, source, place)
         self.pairs.extend(pairs)
-        rows: tuple[str | int, ...] = (source.key, *(parsed.rows or (counts.rows_read,)))
+        rows: tuple[str | int, ...] = (source.key, *(parsed.rows or (counts.read,)))
         for pair in pairs:
             self.report.row_of[pair.id] = rows
             if parsed.is_against_scores is not None:
                 self.report.is_against_scores[pair.id] = parsed.is_against_scores
         num_rows = len(rows) - 1
-        counts.pairs += len(pairs)
-        counts.rows_used += num_rows
+        counts.used += num_rows
         self.report.rows_by_format[parsed.format] += num_rows
         for name in parsed.ignored:
             self.report.ignored_fields[name] += num_rows
@@ -314,8 +310,8 @@ def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
     if not parsed.messages:
         return None
     start, *sides = (
-        [message if GIVEN not in message else plain(message[GIVEN]) for message in each]
-        for each in parsed.messages
+        [message if GIVEN not in message else plain(message[GIVEN]) for message in turns]
+        for turns in parsed.messages
     )
     return Dialogues(start, sides[better], sides[worse])
 
@@ -342,6 +338,6 @@ def share_over_tokens(pairs: Sequence[PreferencePair], folder: Path, limit: int)
     tokenizer.no_truncation()
     some = pairs[:: -(-len(pairs) // MOST_COUNTED)]
     texts = [pair.prompt + answer for pair in some for answer in (pair.chosen, pair.rejected)]
-    counts = [len(each.ids) for each in tokenizer.encode_batch(texts)]
+    counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     longer = [max(both) > limit for both in zip(counts[::2], counts[1::2], strict=True)]
     return sum(longer) / len(longer)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import Problem, shorten, typed
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
@@ -48,7 +48,7 @@ def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
     def render(messages: list[Message]) -> str:
         try:
             text = tokenizer.apply_chat_template(
-                [_read(each) for each in messages],
+                [_read(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=not is_whole,
             )
@@ -95,18 +95,19 @@ def split_dialogue(
     So, too, where the turns could not be read again: an empty one, or an answer that does not end
     with the assistant's.
     """
-    asked = dialogue_of(prompt, "x")[:-1]
-    whole = [dialogue_of(prompt, answer) for answer in (chosen, rejected)]
-    is_read = prompt.endswith(ASSISTANT_MARK) and all(
-        turns[: len(asked)] == asked
-        and [turns[place]["role"] for place in (len(asked) - 1, -1)] == ["user", "assistant"]
+    before = dialogue_of(prompt, "x")[:-1]
+    count = len(before)
+    first, second = dialogue_of(prompt, chosen), dialogue_of(prompt, rejected)
+    is_readable = prompt.endswith(ASSISTANT_MARK) and all(
+        turns[:count] == before
+        and [turns[place]["role"] for place in (count - 1, -1)] == ["user", "assistant"]
         and all(turn["content"] for turn in turns)
-        for turns in whole
+        for turns in (first, second)
     )
-    if is_read:
-        return asked, whole[0][len(asked) :], whole[1][len(asked) :]
-    said = [[{"role": "assistant", "content": answer}] for answer in (chosen, rejected)]
-    return [{"role": "user", "content": prompt}], said[0], said[1]
+    if is_readable:
+        return before, first[count:], second[count:]
+    first, second = [[{"role": "assistant", "content": text}] for text in (chosen, rejected)]
+    return [{"role": "user", "content": prompt}], first, second
 
 
 def text_problem(field: str, value: Any) -> Problem | None:
@@ -114,16 +115,15 @@ def text_problem(field: str, value: Any) -> Problem | None:
     if value is None:
         return Problem("missing_field", field, "nothing", "non-empty text")
     if not isinstance(value, str):
-        found = f"{type(value).__name__} {shorten(value)}"
-        return Problem("wrong_type", field, found, "text (str)")
+        return Problem("wrong_type", field, typed(value), "text (str)")
     if not value.strip():
         return Problem("empty_field", field, shorten(value), "non-empty text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         # JSON can spell half of a surrogate pair; no tokenizer and no file can take it
-        found = f"{value[error.start]!r} at character {error.start}"
-        return Problem("invalid_utf8", field, found, "text that UTF-8 can hold")
+        place = f"{value[error.start]!r} at character {error.start}"
+        return Problem("invalid_utf8", field, place, "text that UTF-8 can hold")
     return None
 
 
@@ -181,11 +181,11 @@ def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]
     problem = None
     if isinstance(content, list):
         content, problem = _joined(f"{place}.{names[1]}", content)
-    rest = {name: each for name, each in message.items() if each is not None and name not in names}
-    given = {"role": role, "content": content or "", **rest}
+    rest = {k: value for k, value in message.items() if value is not None and k not in names}
+    original = {"role": role, "content": content or "", **rest}
     if calls := message.get("tool_calls"):
-        said = [] if content is None else [str(content)]
-        content = "\n".join([*filter(None, said), *_calls(calls)])
+        texts = [] if content in (None, "") else [str(content)]
+        content = "\n".join([*texts, *_calls(calls)])
     problem = problem or text_problem(f"{place}.{names[1]}", content)
     if problem is not None:
         problems.append(problem)
@@ -193,7 +193,7 @@ def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]
         allowed = " | ".join(HH_NAMES)
         problems.append(Problem("out_of_range", f"{place}.{names[0]}", shorten(role), allowed))
     plain = {"role": str(role), "content": str(content)}
-    return [plain if given == plain else {**plain, GIVEN: given}]
+    return [plain if original == plain else {**plain, GIVEN: original}]
 
 
 def _read(message: Message) -> dict[str, str]:
@@ -213,8 +213,8 @@ def _joined(place: str, parts: list[Any]) -> tuple[str, Problem | None]:
     ]
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            found = shorten(parts[index])
-            return "", Problem("wrong_type", f"{place}[{index}]", found, "a part of type text")
+            shown = shorten(parts[index])
+            return "", Problem("wrong_type", f"{place}[{index}]", shown, "a part of type text")
     return "\n".join(map(str, texts)), None
 
 

@@ -8,7 +8,7 @@ are those of the data sets' own cards.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Final
 
 from trimtab.models.data.columns import Mapped, Row, list_of, number_of, words
@@ -78,25 +78,26 @@ class Preset:
 def _arena_turns(row: Row, mapped: Mapped) -> None:
     """Prompt and answers are lists of turns (in JSON): one turn is text, more are a dialogue."""
     ARENA(row, mapped)
-    turns = [list_of(row.get(name)) for name in ("prompt", "response_a", "response_b")]
-    if not all(isinstance(each, list) and each for each in turns):
+    columns = {name: list_of(row.get(name)) for name in ("prompt", "response_a", "response_b")}
+    if not all(isinstance(turns, list) and turns for turns in columns.values()):
         return
-    asked, first, second = turns
-    if not len(asked) == len(first) == len(second):
-        counts = [len(each) for each in turns]
+    counts = [len(turns) for turns in columns.values()]
+    if len(set(counts)) > 1:
         mapped.refuse("wrong_type", "prompt", counts, "as many turns as either response has")
-    elif len(asked) == 1:
-        texts = {"prompt": asked[0], "response_a": first[0], "response_b": second[0]}
-        mapped.values |= {own: texts.get(name) for own, name in mapped.names.items()}
+    elif counts[0] == 1:
+        mapped.values |= {column: columns[name][0] for column, name in mapped.names.items()}
     else:
-        for own in ("chosen", "rejected"):
-            said = first if mapped.names[own] == "response_a" else second
-            mapped.values[own] = [
-                {"role": role, "content": text}
-                for turn in zip(asked, said, strict=True)
-                for role, text in zip(("user", "assistant"), turn, strict=True)
-            ]
+        for side in ("chosen", "rejected"):
+            answers = columns[mapped.names[side]]
+            turns = zip(columns["prompt"], answers, strict=True)
+            mapped.values[side] = [message for turn in turns for message in _exchange(turn)]
         del mapped.values["prompt"]
+
+
+def _exchange(turn: Sequence[Any]) -> list[dict[str, Any]]:
+    """What the user said and the assistant answered, as messages."""
+    roles = zip(("user", "assistant"), turn, strict=True)
+    return [{"role": role, "content": text} for role, text in roles]
 
 
 ARENA = TwoAnswers(
@@ -117,7 +118,7 @@ def _native(*, scores: Sequence[str] = (), category: Sequence[str] = ()) -> Conv
     def convert(row: Row, mapped: Mapped) -> None:
         mapped.values = row
         numbers = [number_of(row.get(name)) for name in scores]
-        is_scored = bool(numbers) and all(isinstance(each, int | float) for each in numbers)
+        is_scored = bool(numbers) and all(isinstance(score, int | float) for score in numbers)
         if is_scored and numbers[0] == numbers[1] and row.get("tie") is None:
             mapped.values = row | {"tie": True}
         column = next((name for name in category if row.get(name)), None)
@@ -165,13 +166,10 @@ def _turns(row: Row, mapped: Mapped) -> None:
     mapped.values = dict(row)
     for name in ("chosen", "rejected"):
         turns = row[name]
-        roles = [
-            ("assistant", "user")[(len(turns) - index) % 2 == 0] for index in range(len(turns))
-        ]
+        roles = zip(cycle(("assistant", "user")), reversed(turns), strict=False)
         mapped.values[name] = [
-            {"role": role, "content": _unmarked(text, role)}
-            for role, text in zip(roles, turns, strict=True)
-        ]
+            {"role": role, "content": _unmarked(text, role)} for role, text in roles
+        ][::-1]
 
 
 def _unmarked(text: Any, role: str) -> Any:
@@ -186,43 +184,40 @@ def _answers_named(keys: Sequence[str]) -> dict[str, str] | None:
     """What a row calls `chosen` and `rejected`, and the prompt where that has another name."""
     if {"chosen", "rejected"} <= set(keys):
         return {"chosen": "chosen", "rejected": "rejected"}
-    found = {}
-    for own, names in (
-        ("chosen", ("chosen", "preferred")),
-        ("rejected", ("rejected", "dispreferred")),
-    ):
+    columns = {}
+    for side, synonym in (("chosen", "preferred"), ("rejected", "dispreferred")):
+        names = {side, synonym}
         same = [
             key
             for key in keys
-            if sum(names.count(word) for word in words(key)) == 1
-            and set(words(key)) <= STEMS | set(names)
+            if sum(word in names for word in words(key)) == 1 and set(words(key)) <= STEMS | names
         ]
         if len(same) != 1:
             return None
-        found[own] = same[0]
-    asked = prompt_in(keys)
-    if asked is None:
+        columns[side] = same[0]
+    prompt = prompt_in(keys)
+    if prompt is None:
         return None
-    return found if asked in ASKED else {"prompt": asked} | found
+    return columns if prompt in INSTRUCTIONS else {"prompt": prompt} | columns
 
 
 def _has_whole_texts(row: Row) -> bool:
     """Whether a row has a prompt, or nothing beside its answers that may be one."""
-    own = ("response_a", "response_b", "winner")
-    others = (row[name] for name in row if name not in own and "model" not in words(name))
-    return "prompt" in row or not any(isinstance(each, str) and " " in each for each in others)
+    read = ("response_a", "response_b", "winner")
+    others = (row[name] for name in row if name not in read and "model" not in words(name))
+    return "prompt" in row or not any(isinstance(text, str) and " " in text for text in others)
 
 
 def _instruction(row: Row, mapped: Mapped) -> None:
     """A question or an instruction (with its input) as the prompt, behind system and history."""
-    name = next(name for name in ASKED if row.get(name) is not None)
-    asked = row[name]
-    if isinstance(asked, str) and isinstance(row.get("input"), str) and name != "input":
-        asked = f"{asked}\n{row['input']}" if row["input"].strip() else asked
+    name = next(name for name in INSTRUCTIONS if row.get(name) is not None)
+    prompt = row[name]
+    if isinstance(prompt, str) and name != "input":
+        prompt = _joined_input(prompt, row)
     before = _turns_before(row, mapped)
-    if isinstance(asked, str) and before:
-        asked = [*before, {"role": "user", "content": asked}]
-    mapped.values = row | {"prompt": asked}
+    if isinstance(prompt, str) and before:
+        prompt = [*before, {"role": "user", "content": prompt}]
+    mapped.values = row | {"prompt": prompt}
     mapped.names = {"prompt": name}
     if "chosen" not in row and "rejected" not in row:
         mapped.values["responses"] = row.get("output")
@@ -232,28 +227,23 @@ def _instruction(row: Row, mapped: Mapped) -> None:
 def _turns_before(row: Row, mapped: Mapped) -> list[Any]:
     """A system's text, and a history: messages, or pairs of what user and assistant said."""
     system, history = row.get("system"), list_of(row.get("history")) or []
-    before: list[Any] = [{"role": "system", "content": system}] if _is_said(system) else []
-    turns = history if isinstance(history, list) else [history]
-    for turn in turns:
+    is_text = isinstance(system, str) and bool(system.strip())
+    before: list[Any] = [{"role": "system", "content": system}] if is_text else []
+    for turn in history if isinstance(history, list) else [history]:
         if isinstance(turn, dict):
             before.append(turn)
         elif isinstance(turn, list | tuple) and len(turn) == 2:
-            roles = zip(("user", "assistant"), turn, strict=True)
-            before += [{"role": role, "content": text} for role, text in roles]
+            before += _exchange(turn)
         else:
             allowed = "a list of turns, each of two texts: the user's and the assistant's"
             mapped.refuse("wrong_type", "history", turn, allowed)
     return before
 
 
-def _is_said(text: Any) -> bool:
-    return isinstance(text, str) and bool(text.strip())
-
-
 def _asks_in_another_column(row: Row) -> bool:
     chosen = row.get("chosen")
     return (
-        any(row.get(name) is not None for name in ASKED)
+        any(row.get(name) is not None for name in INSTRUCTIONS)
         and row.get("prompt") is None
         and isinstance(chosen, str)
         and ASSISTANT_MARK not in chosen
@@ -269,18 +259,18 @@ def _sharegpt(row: Row, mapped: Mapped) -> None:
 
 
 def _openai(row: Row, mapped: Mapped) -> None:
-    asked = list_of(row.get("input"))
+    prompt = list_of(row.get("input"))
     columns = {"chosen": "preferred_output", "rejected": "non_preferred_output"}
-    mapped.values |= {own: row.get(name) for own, name in columns.items()}
-    mapped.values["prompt"] = asked.get("messages") if isinstance(asked, dict) else asked
+    mapped.values |= {column: row.get(name) for column, name in columns.items()}
+    mapped.values["prompt"] = prompt.get("messages") if isinstance(prompt, dict) else prompt
     mapped.names = columns | {"prompt": "input.messages"}
 
 
 def _pandalm(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     """Votes in columns, whatever the answers' columns are called: 1 or 2 is the better, 0 a tie."""
     people = [name for name in VOTERS if row.get(name) not in (None, "")]
-    said = [(name, choice(name, {1: 1, 2: -1, 0: 0})(row, mapped)) for name in people]
-    return [(name, vote) for name, vote in said if vote is not None]
+    votes = [(name, choice(name, {1: 1, 2: -1, 0: 0})(row, mapped)) for name in people]
+    return [(name, vote) for name, vote in votes if vote is not None]
 
 
 def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
@@ -289,16 +279,40 @@ def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
     return columns if set(columns.values()) <= set(keys) else None
 
 
-def with_input(row: Row, mapped: Mapped) -> Row:
+def _add_input(row: Row, mapped: Mapped) -> Row:
     """A row whose prompt is an instruction, with the input behind it."""
-    if mapped.columns.get("prompt") != "instruction" or not _is_said(row.get("input")):
+    prompt = row.get("prompt")
+    if mapped.columns.get("prompt") != "instruction" or _joined_input(prompt, row) == prompt:
         return row
     mapped.reads.add("input")
-    return row | {"prompt": f"{row['prompt']}\n{row['input']}"}
+    return row | {"prompt": _joined_input(prompt, row)}
+
+
+def _joined_input(instruction: Any, row: Row) -> Any:
+    """An instruction, and behind it the input where the row has one."""
+    text = row.get("input")
+    is_text = isinstance(text, str) and bool(text.strip())
+    return f"{instruction}\n{text}" if is_text else instruction
 
 
 def _with_input(convert: Convert) -> Convert:
-    return lambda row, mapped: convert(with_input(row, mapped), mapped)
+    return lambda row, mapped: convert(_add_input(row, mapped), mapped)
+
+
+def _one_answer(row: Row, mapped: Mapped) -> None:
+    """One answer of unpaired data: of a dialogue its last turn."""
+    row = _add_input(row, mapped)
+    prompt, answer = row.get("prompt"), row.get("completion")
+    mapped.names = {"responses[0]": "completion"}
+    if "messages" in row:
+        turns = list_of(row["messages"])
+        mapped.names = {"prompt": "messages", "responses[0]": "messages"}
+        if not isinstance(turns, list) or len(turns) < 2:
+            mapped.refuse("wrong_type", "messages", turns, "a list of messages, the answer last")
+            turns = []
+        prompt, answer = turns[:-1], turns[-1:]
+    mapped.values |= {"prompt": prompt, "responses": [answer]}
+    mapped.pairs = ()
 
 
 def _label_studio(row: Row, mapped: Mapped) -> None:
@@ -309,36 +323,34 @@ def _label_studio(row: Row, mapped: Mapped) -> None:
     if sides is None or not isinstance(annotations, list):
         mapped.refuse("wrong_type", "data", data, "an object with two answers: answer1, answer2")
         return
-    said = []
-    for each in annotations:
-        if not isinstance(each, dict) or each.get("was_cancelled"):
+    votes: list[tuple[str | None, float]] = []
+    for annotation in annotations:
+        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
             continue
-        who = each.get("completed_by")
-        who = who.get("email", who.get("id")) if isinstance(who, dict) else who
-        results = each.get("result")
+        person = annotation.get("completed_by")
+        person = person.get("email", person.get("id")) if isinstance(person, dict) else person
+        results = annotation.get("result")
         for result in results if isinstance(results, list) else []:
             value = result.get("value") if isinstance(result, dict) else None
             selected = value.get("selected") if isinstance(value, dict) else None
             if selected in ("left", "right"):
-                said.append(
-                    (None if who is None else str(who), 1.0 if selected == "left" else -1.0)
-                )
-    if not said:
+                name = None if person is None else str(person)
+                votes.append((name, 1 if selected == "left" else -1))
+    if not votes:
         allowed = "annotations with a result of type pairwise, left or right"
         mapped.refuse("missing_field", "annotations", None, allowed)
-    TwoAnswers(prompt, *sides, lambda *_: sum(each for _, each in said), lambda *_: said)(
-        data, mapped
-    )
-    mapped.names = {own: f"data.{name}" for own, name in mapped.names.items()}
+    convert = TwoAnswers(prompt, *sides, lambda *_: sum(n for _, n in votes), lambda *_: votes)
+    convert(data, mapped)
+    mapped.names = {column: f"data.{name}" for column, name in mapped.names.items()}
 
 
 def _has_key(answers: str, key: str) -> Callable[[Row], bool]:
     """Whether a row's answers are objects with this key, or no answers at all."""
 
     def matches(row: Row) -> bool:
-        given = list_of(row.get(answers))
-        is_list = isinstance(given, list) and bool(given)
-        return not is_list or any(isinstance(each, dict) and key in each for each in given)
+        values = list_of(row.get(answers))
+        is_list = isinstance(values, list) and bool(values)
+        return not is_list or any(isinstance(value, dict) and key in value for value in values)
 
     return matches
 
@@ -361,7 +373,7 @@ def _unpaired(keys: Sequence[str]) -> dict[str, str] | None:
     return {"messages": messages[0], "label": labels[0]}
 
 
-ASKED: Final = ("instruction", "question", "query", "input")
+INSTRUCTIONS: Final = ("instruction", "question", "query", "input")
 NATIVE: Final = Preset(
     "native",
     "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
@@ -376,13 +388,14 @@ NATIVE: Final = Preset(
 )  # fmt: skip
 KTO: Final = Preset(
     "kto", "TRL's unpaired data (KTO), LLaMA-Factory's", ("prompt", "completion", "label"),
-    reads=("category",), find=_answer_and_tag,
+    _one_answer, ("category",), find=_answer_and_tag,
 )  # fmt: skip
 KTO_MESSAGES: Final = Preset(
-    "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), reads=("category",),
-    find=_unpaired,
+    "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), _one_answer,
+    ("category",), find=_unpaired,
 )  # fmt: skip
-PEOPLE_VOTED: Final = voters("response_a", "response_b")
+SIDE_COLUMNS: Final = ("response_a", "response_b")
+PEOPLE_VOTED: Final = voters(*SIDE_COLUMNS)
 VOTERS: Final = tuple(f"annotator{number}" for number in range(1, 10))
 PRESETS: Final = (
     Preset(
@@ -423,7 +436,7 @@ PRESETS: Final = (
     ),
     Preset(
         "instruction", "Orca DPO pairs, Alpaca's form", ("chosen", "rejected"), _instruction,
-        (*ASKED, "system", "history", *NATIVE.reads), _asks_in_another_column,
+        (*INSTRUCTIONS, "system", "history", *NATIVE.reads), _asks_in_another_column,
         find=_answers_named,
     ),
     NATIVE,
@@ -505,20 +518,13 @@ PRESETS: Final = (
     Preset(
         "voted", "two answers, and which each annotator chose",
         ("prompt", "response_a", "response_b", "annotator_1"),
-        _with_input(
-            TwoAnswers(
-                "prompt", "response_a", "response_b", majority(PEOPLE_VOTED), PEOPLE_VOTED
-            )
-        ),
+        _with_input(TwoAnswers("prompt", *SIDE_COLUMNS, majority(PEOPLE_VOTED), PEOPLE_VOTED)),
         find=columns_voted,
     ),
     Preset(
         "labelled", "two answers, and which won", ("prompt", "response_a", "response_b", "winner"),
-        _with_input(
-            TwoAnswers("prompt", "response_a", "response_b", winner("response_a", "response_b"))
-        ),
-        matches=_has_whole_texts,
-        find=columns_of_two,
+        _with_input(TwoAnswers("prompt", *SIDE_COLUMNS, winner(*SIDE_COLUMNS))),
+        matches=_has_whole_texts, find=columns_of_two,
     ),
     Preset(
         "ultrafeedback", "openbmb/UltraFeedback, by overall_score", ("instruction", "completions"),

@@ -57,6 +57,11 @@ def shorten(value: object, most: int = MAX_FOUND_CHARACTERS) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def typed(value: object) -> str:
+    """Return the value as `shorten` does, behind the name of its type."""
+    return f"{type(value).__name__} {shorten(value)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong: why, in which field (None: the whole row), found and allowed.
@@ -106,10 +111,10 @@ class BadRow:
         parts = []
         for problem in self.problems[:NUM_DESCRIBED]:
             field = f" in field {problem.field!r}" if problem.field else ""
-            found = f"found {problem.found}, allowed: {problem.allowed}"
+            part = f"{problem.reason}{field}: found {problem.found}, allowed: {problem.allowed}"
             if problem.columns:
-                found += f"; name the columns: {columns_in_words(problem.columns, as_option)}"
-            parts.append(f"{problem.reason}{field}: {found}")
+                part += f"; name the columns: {columns_in_words(problem.columns, as_option)}"
+            parts.append(part)
         if len(self.problems) > NUM_DESCRIBED:
             parts.append(f"and {len(self.problems) - NUM_DESCRIBED:,} more")
         return f"{place}: {'; '.join(parts)}"
@@ -119,7 +124,7 @@ def columns_in_words(columns: Sequence[tuple[str, str]], as_option: bool) -> str
     """What to type that a source's columns are called so; the option takes no comma or `=`."""
     names = [name for pair in columns for name in pair]
     if as_option and all(name == name.strip() and not set(",=") & set(name) for name in names):
-        named = ",".join(f"{own}={theirs}" for own, theirs in columns)
+        named = ",".join(f"{name}={theirs}" for name, theirs in columns)
         return f"--columns {shlex.quote(named)}"
     return shlex.quote(f"preferences.columns={json.dumps(dict(columns), ensure_ascii=False)}")
 

@@ -57,31 +57,26 @@ class ScoredList:
         mapped.names = {"prompt": self.prompt}
         if self.category is not None and row.get("category") is None:
             mapped.names["category"] = self.category
-        mapped.values |= {own: row.get(name) for own, name in mapped.names.items()}
-        given = list_of(row.get(self.answers))
-        if not isinstance(given, list) or not 2 <= len(given) <= MAX_ANSWERS:
+        mapped.values |= {column: row.get(name) for column, name in mapped.names.items()}
+        answers = list_of(row.get(self.answers))
+        if _answer_list(answers) is None:
             allowed = f"a list of 2 to {MAX_ANSWERS} objects with {self.text} and {self.score}"
-            mapped.refuse("wrong_type", self.answers, given, allowed)
-            given = []
-        texts = {
-            index: (f"{self.answers}[{index}].{self.text}", each.get(self.text))
-            for index, each in enumerate(given)
-            if isinstance(each, dict)
-        }
-        _rank(texts, dict(self._scores(given, mapped)), mapped)
-
-    def _scores(self, given: Sequence[Any], mapped: Mapped) -> Iterator[tuple[int, float]]:
-        for index, each in enumerate(given):
+            mapped.refuse("wrong_type", self.answers, answers, allowed)
+            answers = []
+        texts, scores = {}, {}
+        for index, answer in enumerate(answers):
             place = f"{self.answers}[{index}]"
-            if not isinstance(each, dict):
+            if not isinstance(answer, dict):
                 allowed = f"an object with {self.text} and {self.score}"
-                mapped.refuse("wrong_type", place, each, allowed)
+                mapped.refuse("wrong_type", place, answer, allowed)
                 continue
-            value = number_of(each.get(self.score))
-            if not is_number(value):
-                mapped.refuse("wrong_type", f"{place}.{self.score}", value, "a number")
+            texts[index] = f"{place}.{self.text}", answer.get(self.text)
+            value = number_of(answer.get(self.score))
+            if is_number(value):
+                scores[index] = -value if self.is_rank else value
             else:
-                yield index, -value if self.is_rank else value
+                mapped.refuse("wrong_type", f"{place}.{self.score}", value, "a number")
+        _rank(texts, scores, mapped)
 
 
 def _rank(texts: dict[int, tuple[str, Any]], scores: dict[int, float], mapped: Mapped) -> None:
@@ -105,17 +100,15 @@ def _rank(texts: dict[int, tuple[str, Any]], scores: dict[int, float], mapped: M
 def answers_in(keys: Sequence[str]) -> dict[str, str] | None:
     """What a row with these columns calls its `prompt` and its list of `responses`."""
     by_words = {"_".join(words(key)): key for key in keys}
-    found = {
-        own: next((by_words[name] for name in names if name in by_words), None)
-        for own, names in (("prompt", PROMPTS), ("responses", ANSWERS))
-    }
-    return {own: name for own, name in found.items() if name} if all(found.values()) else None
+    prompt = next((by_words[name] for name in PROMPTS if name in by_words), None)
+    answers = next((by_words[name] for name in ANSWERS if name in by_words), None)
+    return {"prompt": prompt, "responses": answers} if prompt and answers else None
 
 
 def has_order(row: Row) -> bool:
     """Whether anything in a row besides their places could order its `responses`."""
-    given = _listed(row["responses"])
-    return given is not None and bool(_orderings(row, given))
+    answers = _answer_list(row["responses"])
+    return answers is not None and bool(_orderings(row, answers))
 
 
 def order_by_scores(row: Row, mapped: Mapped) -> None:
@@ -123,35 +116,29 @@ def order_by_scores(row: Row, mapped: Mapped) -> None:
 
     Where the user's `columns` name `scores` or `ranks` nothing else is asked.
     """
-    given = _listed(row["responses"]) or []
+    answers = _answer_list(row["responses"]) or []
     called = mapped.columns.get("responses", "responses")
     mapped.values |= {"prompt": row.get("prompt")}
-    found = _orderings(row, given)
+    orderings = _orderings(row, answers)
     if named := [name for name in ("scores", "ranks") if name in mapped.columns]:
-        found = {name: found.get(name, []) for name in named}
-    mapped.reads |= found.keys()
-    unclear = [name for name, values in found.items() if values is None]
-    texts = {}
-    for index, answer in enumerate(given):
-        place, text = _text_of(index, answer)
-        texts[index] = f"{called}{place}", text
+        orderings = {name: orderings.get(name, []) for name in named}
+    mapped.reads |= orderings.keys()
+    unclear = [name for name, values in orderings.items() if values is None]
+    texts = {index: _text_of(f"{called}[{index}]", answer) for index, answer in enumerate(answers)}
     scores = {
-        name: dict(_numbers(name, values, len(given), mapped))
-        for name, values in found.items()
+        name: dict(_numbers(name, values, len(answers), mapped))
+        for name, values in orderings.items()
         if values is not None
     }
     mapped.values["responses"] = [text for _, text in texts.values()]
     mapped.names |= {f"responses[{index}]": place for index, (place, _) in texts.items()}
     mapped.pairs = ()
-    if not mapped.problems and not unclear and len({_signs(each) for each in scores.values()}) > 1:
+    if not mapped.problems and not unclear and len(set(map(_signs, scores.values()))) > 1:
         unclear = list(scores)
     if unclear:
-        shown = ", ".join(f"{name} {shorten(row.get(name, found[name]))}" for name in unclear)
-        mapped.problems.append(
-            Problem(
-                "ambiguous_label", unclear[0], shown, _settings(unclear[0], row.get(unclear[0]))
-            )
-        )
+        shown = ", ".join(f"{name} {shorten(row.get(name, orderings[name]))}" for name in unclear)
+        allowed = _settings(unclear[0], row.get(unclear[0]))
+        mapped.problems.append(Problem("ambiguous_label", unclear[0], shown, allowed))
     elif not mapped.problems:
         _rank(texts, next(iter(scores.values())), mapped)
         mapped.values["tie"] |= row.get("tie") is True
@@ -166,46 +153,44 @@ def _settings(column: str, values: Any) -> str:
     )
 
 
-def _listed(value: Any) -> list[Any] | None:
+def _answer_list(value: Any) -> list[Any] | None:
     """The answers of a list of them, else None."""
-    if not isinstance(value, list) or not 2 <= len(value) <= MAX_ANSWERS:
-        return None
-    return value
+    return value if isinstance(value, list) and 2 <= len(value) <= MAX_ANSWERS else None
 
 
-def _text_of(index: int, given: Any) -> tuple[str, Any]:
-    """An answer's place in its list, and its text (or messages)."""
-    if isinstance(given, dict) and "role" not in given:
-        name = next((name for name in TEXTS if name in given), TEXTS[0])
-        return f"[{index}].{name}", given.get(name)
-    return f"[{index}]", given
+def _text_of(place: str, answer: Any) -> tuple[str, Any]:
+    """The place of an answer's text (or messages) in the row, and the text."""
+    if isinstance(answer, dict) and "role" not in answer:
+        name = next((name for name in TEXTS if name in answer), TEXTS[0])
+        return f"{place}.{name}", answer.get(name)
+    return place, answer
 
 
-def _orderings(row: Row, given: Sequence[Any]) -> dict[str, list[Any] | None]:
+def _orderings(row: Row, answers: Sequence[Any]) -> dict[str, list[Any] | None]:
     """By column the scores; None where it is not known how they order, empty where they are absent.
 
     A number for the whole row, or text that is no choice of an answer, orders nothing.
     """
-    found: dict[str, list[Any] | None] = {}
+    orderings: dict[str, list[Any] | None] = {}
     absent: dict[str, list[Any] | None] = {}
-    for name, given_value in row.items():
+    for name, cell in row.items():
         if name in _NOT_SCORES:
             continue
-        if given_value is None:
+        if cell is None:
             absent |= {name: []} if _is_listed(name) else {}
             continue
-        sign, value = direction(name), list_of(given_value)
+        sign, value = direction(name), list_of(cell)
         if sign:
             if _is_listed(name) or _has_numbers(value):
                 values = value if isinstance(value, list) else [value]
-                found[name] = None if _may_be_places(name, values) else values
-        elif _could_choose(value, given) if sign == 0 else _are_numbers(name, value, given):
-            found[name] = None
-    if all(isinstance(each, dict) for each in given):
-        for name in dict.fromkeys(name for each in given for name in each):
+                orderings[name] = None if _may_be_places(name, values) else values
+        elif _could_choose(value, answers) if sign == 0 else _are_numbers(name, value, answers):
+            orderings[name] = None
+    if all(isinstance(answer, dict) for answer in answers):
+        for name in dict.fromkeys(name for answer in answers for name in answer):
             if direction(name):
-                found[f"[].{name}"] = [each.get(name) for each in given]
-    return found or absent
+                orderings[f"[].{name}"] = [answer.get(name) for answer in answers]
+    return orderings or absent
 
 
 def _is_listed(name: str) -> bool:
@@ -215,7 +200,7 @@ def _is_listed(name: str) -> bool:
 
 def _may_be_places(name: str, values: Sequence[Any]) -> bool:
     """Whether a "ranking" has another meaning if it lists the answers' numbers, best first."""
-    ranks = [number_of(each) for each in values]
+    ranks = [number_of(value) for value in values]
     if not RANKINGS & set(words(name)) or not all(map(is_number, ranks)):
         return False
     first = min(ranks, default=0)
@@ -231,31 +216,31 @@ def _has_numbers(value: Any) -> bool:
     return not isinstance(value, int | float)
 
 
-def _are_numbers(name: str, value: Any, given: Sequence[Any]) -> bool:
+def _are_numbers(name: str, value: Any, answers: Sequence[Any]) -> bool:
     """Whether a value has a number, or true or false, for each answer, which may be its worth."""
     if is_count(name) or not isinstance(value, list | dict):
         return False
     values = list(value.values()) if isinstance(value, dict) else value
-    if len(values) == len(given) and all(map(_has_number, values)):
+    if len(values) == len(answers) and all(map(_has_number, values)):
         return True
     parts = value.items() if isinstance(value, dict) else ()
-    return any(isinstance(part, list) and _are_numbers(key, part, given) for key, part in parts)
+    return any(isinstance(part, list) and _are_numbers(key, part, answers) for key, part in parts)
 
 
 def _has_number(value: Any) -> bool:
     """Whether this is a number, true or false, or holds one that is no mere measure."""
     if isinstance(value, dict):
-        return any(_has_number(each) for key, each in value.items() if not is_count(key))
+        return any(_has_number(part) for key, part in value.items() if not is_count(key))
     if isinstance(value, list):
         return any(map(_has_number, value))
     return isinstance(value, bool) or is_number(number_of(value))
 
 
-def _could_choose(value: Any, given: Sequence[Any]) -> bool:
+def _could_choose(value: Any, answers: Sequence[Any]) -> bool:
     """Whether a value may say which answer is the better one."""
     if not isinstance(value, str):
         return not isinstance(value, bool)
-    return value in given or _SIDES.fullmatch(value) is not None
+    return value in answers or _SIDES.fullmatch(value) is not None
 
 
 def _numbers(
@@ -266,16 +251,16 @@ def _numbers(
         mapped.refuse("missing_field", name, None, allowed)
         return
     if len(values) != count:
-        found = f"{len(values)} values: {shorten(values)}"
-        mapped.problems.append(Problem("wrong_type", name, found, allowed))
+        shown = f"{len(values)} values: {shorten(values)}"
+        mapped.problems.append(Problem("wrong_type", name, shown, allowed))
         return
     sign = direction(name) or 1
-    for index, given in enumerate(values):
-        value = int(given) if isinstance(given, bool) else number_of(given)
-        if is_number(value):
-            yield index, sign * value
+    for index, value in enumerate(values):
+        number = int(value) if isinstance(value, bool) else number_of(value)
+        if is_number(number):
+            yield index, sign * number
         else:
-            mapped.refuse("wrong_type", f"{name}[{index}]", given, "a number for each answer")
+            mapped.refuse("wrong_type", f"{name}[{index}]", value, "a number for each answer")
 
 
 def _signs(scores: dict[int, float]) -> tuple[int, ...]:

@@ -102,8 +102,8 @@ def _files_of_folder(folder: Path, source: Source, ignored_files: list[str]) -> 
         allowed = KINDS
         if source.split is not None:
             allowed += f" with the word {source.split!r} in the name"
-        found = shorten([file.name for file in others])
-        raise SourceError(source.label, 0, Problem("missing_source", None, found, allowed))
+        names = shorten([file.name for file in others])
+        raise SourceError(source.label, 0, Problem("missing_source", None, names, allowed))
     return chosen
 
 
@@ -125,9 +125,9 @@ def _read_hub(source: Source) -> Iterator[RawRow]:
             owner_and_name, name=config or None, data_dir=folder or None, split=split
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        found = f"{shorten(source.path)} ({type(error).__name__}: {str(error)[:300]})"
+        shown = f"{shorten(source.path)} ({type(error).__name__}: {str(error)[:300]})"
         allowed = "an existing file or folder, or a data set of the hub that can be reached"
-        problem = Problem("missing_source", None, found, allowed)
+        problem = Problem("missing_source", None, shown, allowed)
         raise SourceError(source.label, 0, problem) from error
     for number, row in enumerate(rows, start=1):
         yield RawRow(source.label, number, row, dict(row))

@@ -54,10 +54,6 @@ class Dialogues:
     chosen: list[dict[str, Any]]
     rejected: list[dict[str, Any]]
 
-    def exchanged(self) -> Dialogues:
-        """The same with the other label."""
-        return Dialogues(self.prompt, self.rejected, self.chosen)
-
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:

@@ -8,16 +8,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from trimtab.models.data.messages import MARKS
-from trimtab.models.data.prompts import normalise_prompt
 from trimtab.models.data.records import PreferencePair
 
 MAX_NAMES, MAX_CHARACTERS = 12, 60
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowCounts:
     """Counts of rows. Every row that was read is in exactly one place:
 
@@ -29,24 +27,26 @@ class RowCounts:
     prompt, which has none of the other kind. Blank lines are no rows.
     """
 
-    read: int
-    used: int
-    quarantined: int
-    ties_dropped: int
-    over_limit: int
+    read: int = 0
+    used: int = 0
+    quarantined: int = 0
+    ties_dropped: int = 0
+    over_limit: int = 0
     unpaired: int = 0
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError where a row was lost."""
         places = dataclasses.astuple(self)[1:]
         if self.read != sum(places) or min(places) < 0:
             raise ValueError(f"rows do not add up: {self}")
 
-
-def _sums(kind: type, parts: Iterable[Any]) -> dict[str, int]:
-    """The sums of counts of a kind, by their names."""
-    rows = list(parts)
-    names = [item.name for item in dataclasses.fields(kind)]
-    return {name: sum(getattr(row, name) for row in rows) for name in names}
+    @staticmethod
+    def total(parts: Iterable[RowCounts]) -> RowCounts:
+        """The sums of counts."""
+        return RowCounts(*map(sum, zip(*map(dataclasses.astuple, parts), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ class RowAccount:
     against_scores: int = 0
 
     def __post_init__(self) -> None:
-        for name, parts in _sums(RowCounts, self.by_source.values()).items():
-            if parts != getattr(self.rows, name):
-                raise ValueError(f"sources' {name} rows come to {parts}, not {self.rows}")
+        total = RowCounts.total(self.by_source.values())
+        for name, count in dataclasses.asdict(total).items():
+            if count != getattr(self.rows, name):
+                raise ValueError(f"sources' {name} rows come to {count}, not {self.rows}")
         if sum(self.quarantined_by_reason.values()) != self.rows.quarantined:
             raise ValueError(f"reasons {self.quarantined_by_reason} do not add up: {self.rows}")
 
@@ -139,57 +140,57 @@ class RowAccount:
 
     def details(self) -> list[str]:
         """Sentences about the used rows, and about what was ignored."""
-        found = []
+        sentences = []
         if self.pairs_used != self.rows.used:
-            found.append(f"the used rows give {self.pairs_used:,} pairs")
-        found.append(f"used pairs that repeat an earlier one: {self.repeated:,}")
-        found.append(
+            sentences.append(f"the used rows give {self.pairs_used:,} pairs")
+        sentences.append(f"used pairs that repeat an earlier one: {self.repeated:,}")
+        sentences.append(
             "used pairs that contradict an earlier one (the same answers the other way round): "
             f"{self.contradicting:,}"
         )
         if self.with_votes:
-            found.append(
+            sentences.append(
                 "used pairs with a label against most of people's votes: "
                 f"{self.against_votes:,} of {self.with_votes:,} that have votes"
             )
         if self.with_scores:
-            found.append(
+            sentences.append(
                 "used pairs with a label against their own scores or margin: "
                 f"{self.against_scores:,} of {self.with_scores:,} that have some"
             )
         if self.ignored_fields:
             names = [f"{_cut(name)} ({rows:,})" for name, rows in self.ignored_fields.items()]
-            found.append(f"fields that were ignored, and in how many rows: {_listed(names)}")
+            sentences.append(f"fields that were ignored, and in how many rows: {_listed(names)}")
         if self.ignored_files:
-            found.append(f"files that were ignored: {_listed(self.ignored_files)}")
+            sentences.append(f"files that were ignored: {_listed(self.ignored_files)}")
         if self.demonstrations:
             parts = {name.replace("_", " "): number for name, number in self.demonstrations.items()}
             read = parts.pop("read")
-            told = " + ".join(f"{number:,} {name}" for name, number in parts.items())
-            found.append(f"{read:,} demonstrations read = {told}")
-        return found
+            sums = " + ".join(f"{number:,} {name}" for name, number in parts.items())
+            sentences.append(f"{read:,} demonstrations read = {sums}")
+        return sentences
 
     def warnings(self) -> list[str]:
         """What is missing of the data, and what to do about it."""
-        found, rows = [], self.rows
+        sentences, rows = [], self.rows
         if self.pairs_used < self.pairs_found:
-            found.append(
+            sentences.append(
                 f"preferences.max_pairs={self.max_pairs} left out "
                 f"{self.pairs_found - self.pairs_used:,} of {self.pairs_found:,} good pairs, drawn "
                 "at random: they are in no split. preferences.max_pairs=null uses all."
             )
         if 2 * self.against_scores > self.with_scores:
-            found.append(
+            sentences.append(
                 f"{self.against_scores:,} of {self.with_scores:,} labels are against the scores of "
                 "their own rows: are chosen and rejected, or the scores, the wrong way round?"
             )
         if self.num_refused:
             read = rows.read + self.demonstrations.get("read", 0)
-            found.append(
+            sentences.append(
                 f"{self.num_refused:,} of {read:,} rows were refused and are not used: "
                 "quarantine.jsonl has each with its file, its line and what is wrong."
             )
-        return found
+        return sentences
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -202,97 +203,49 @@ def _cut(name: str) -> str:
     return name if len(name) <= MAX_CHARACTERS else f"{name[:MAX_CHARACTERS]}…"
 
 
-NO_CATEGORY: Final = "(none)"
-
-
-@dataclass(slots=True)
-class SourceCounts:
-    """Counts of rows; `pairs` is larger than `rows_used` where rankings were expanded.
-
-    Always: rows_read = rows_used + quarantined + ties_dropped + unpaired. A blank line is no row.
-    unpaired: rows with one answer, for which none of the other kind to the same prompt was read; a
-    pair of two such rows uses both.
-    """
-
-    rows_read: int = 0
-    rows_used: int = 0
-    quarantined: int = 0
-    ties_dropped: int = 0
-    unpaired: int = 0
-    blank_lines: int = 0
-    pairs: int = 0
-
-    def check(self) -> None:
-        """Assert that no row was lost."""
-        places = (self.rows_used, self.quarantined, self.ties_dropped, self.unpaired)
-        assert self.rows_read == sum(places), self
-        assert 2 * self.pairs >= self.rows_used, self
-
-
 @dataclass(slots=True)
 class PreferenceReport:
     """The account of one `load_preferences`.
 
-    rows_by_format: used rows; bad_rows_by_reason: quarantined rows by their first reason;
-    pairs_by_category, pairs_by_rating: used pairs. num_prompts: different prompts, after
-    `normalise_prompt`. num_repeated_pairs: pairs whose three texts an earlier pair has;
-    num_contradicting_pairs: pairs whose answers an earlier pair has the other way round.
-    num_pairs_with_votes, num_against_votes: pairs with counts, and those where more annotators
-    preferred the rejected answer. is_against_scores: by the ids of pairs whose rows have scores of
-    both answers, or a margin, whether these prefer the rejected answer. num_dialogue_answers:
-    pairs with an answer in which a further turn is marked. row_of: by a pair's id the key of its
-    source and the numbers of its rows, from 1, of two rows first that of the chosen answer.
-    ignored_fields: fields of used rows that mean nothing here, and in how many
-    rows; ignored_files: files of folders that are no data, or of another split.
-    Characters are Unicode code points.
+    by_source: no row is over the limit yet. rows_by_format: used rows; bad_rows_by_reason:
+    quarantined rows by their first reason; pairs_by_rating: pairs. num_repeated_pairs: pairs whose
+    three texts an earlier pair has; num_contradicting_pairs: pairs whose answers an earlier pair
+    has the other way round. num_pairs_with_votes, num_against_votes: pairs with counts, and those
+    where more annotators preferred the rejected answer. share_chosen_longer: by Unicode code
+    points. is_against_scores: by the ids of pairs whose rows have scores of both answers, or a
+    margin, whether these prefer the rejected answer. row_of: by a pair's id the key of its source
+    and the numbers of its rows, from 1, of two rows first that of the chosen answer.
+    ignored_fields: fields of used rows that mean nothing here, and in how many rows;
+    ignored_files: files of folders that are no data, or of another split.
     """
 
-    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+    by_source: dict[str, RowCounts] = field(default_factory=dict)
     rows_by_format: Counter[str] = field(default_factory=Counter)
     bad_rows_by_reason: Counter[str] = field(default_factory=Counter)
-    pairs_by_category: Counter[str] = field(default_factory=Counter)
     pairs_by_rating: Counter[int] = field(default_factory=Counter)
     ignored_fields: Counter[str] = field(default_factory=Counter)
     ignored_files: list[str] = field(default_factory=list)
-    num_prompts: int = 0
+    num_pairs: int = 0
     num_repeated_pairs: int = 0
     num_contradicting_pairs: int = 0
     num_pairs_with_votes: int = 0
     num_against_votes: int = 0
-    num_dialogue_answers: int = 0
     share_chosen_longer: float = 0.0
-    share_same_length: float = 0.0
-    mean_chosen_characters: float = 0.0
-    max_pair_characters: int = 0
     row_of: dict[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
     is_against_scores: dict[str, bool] = field(default_factory=dict, repr=False)
 
     @property
-    def total(self) -> SourceCounts:
+    def total(self) -> RowCounts:
         """The counts of all sources."""
-        return SourceCounts(**_sums(SourceCounts, self.by_source.values()))
+        return RowCounts.total(self.by_source.values())
 
     def check(self) -> None:
-        """Assert that all counts add up, by source, format, reason, category."""
+        """Raise ValueError where a row was lost, or where counts by format or reason differ."""
         for counts in self.by_source.values():
             counts.check()
-        assert self.rows_by_format.total() == self.total.rows_used
-        assert self.bad_rows_by_reason.total() == self.total.quarantined
-        assert self.pairs_by_category.total() == self.total.pairs
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict that `json.dumps` takes; counters' keys are sorted.
-
-        Without `row_of` and `is_against_scores`, which hold an entry for each pair.
-        """
-        values: dict[str, Any] = {"total": dataclasses.asdict(self.total)}
-        for name in (item.name for item in dataclasses.fields(self) if item.repr):
-            value = getattr(self, name)
-            if isinstance(value, Counter):  # which dataclasses.asdict would take apart wrongly
-                value = {str(key): value[key] for key in sorted(value)}
-            values[name] = value
-        values["by_source"] = {k: dataclasses.asdict(v) for k, v in self.by_source.items()}
-        return values
+        parts = self.rows_by_format.total(), self.bad_rows_by_reason.total()
+        if parts != (self.total.used, self.total.quarantined):
+            raise ValueError(f"used and refused rows come to {parts}, not {self.total}")
 
     def account(
         self,
@@ -303,29 +256,24 @@ class PreferenceReport:
     ) -> RowAccount:
         """Return where the rows went once some of all `pairs` were taken to be `used`."""
         identities = {pair.id for pair in used}
-        against = [found for name, found in self.is_against_scores.items() if name in identities]
+        against = [value for name, value in self.is_against_scores.items() if name in identities]
         rows_used: Counter[str | int] = Counter()
         for key, *rows in {self.row_of[name] for name in identities}:
             rows_used[key] += len(rows)
         by_source = {
-            key: RowCounts(
-                read=counts.rows_read,
-                used=rows_used[key],
-                quarantined=counts.quarantined,
-                ties_dropped=counts.ties_dropped,
-                over_limit=counts.rows_used - rows_used[key],
-                unpaired=counts.unpaired,
+            key: dataclasses.replace(
+                counts, used=rows_used[key], over_limit=counts.used - rows_used[key]
             )
             for key, counts in self.by_source.items()
         }
         described = PreferenceReport()
         described.describe_pairs([pair for pair in pairs if pair.id in identities])
         return RowAccount(
-            rows=RowCounts(**_sums(RowCounts, by_source.values())),
+            rows=RowCounts.total(by_source.values()),
             by_source=by_source,
             quarantined_by_reason=dict(sorted(self.bad_rows_by_reason.items())),
             max_pairs=max_pairs,
-            pairs_found=self.total.pairs,
+            pairs_found=self.num_pairs,
             pairs_used=len(used),
             repeated=described.num_repeated_pairs,
             contradicting=described.num_contradicting_pairs,
@@ -340,29 +288,21 @@ class PreferenceReport:
 
     def describe_pairs(self, pairs: list[PreferencePair]) -> None:
         """Fill in what is counted over pairs rather than rows."""
+        self.num_pairs = len(pairs)
         forward: set[bytes] = set()
         for pair in pairs:
-            self.pairs_by_category[pair.category or NO_CATEGORY] += 1
             if pair.rating is not None:
                 self.pairs_by_rating[pair.rating] += 1
             if pair.votes is not None:
                 self.num_pairs_with_votes += 1
                 self.num_against_votes += pair.votes.rejected > pair.votes.chosen
-            answers = pair.chosen, pair.rejected
-            self.num_dialogue_answers += any(m in text for m in MARKS for text in answers)
-            prompt, chosen, rejected = map(_digest, (pair.prompt, *answers))
-            digest = hashlib.sha256(prompt + chosen + rejected).digest()
+            digest = content_digest(pair.prompt, pair.chosen, pair.rejected)
+            reverse = content_digest(pair.prompt, pair.rejected, pair.chosen)
             self.num_repeated_pairs += digest in forward
-            reverse = hashlib.sha256(prompt + rejected + chosen).digest()
             self.num_contradicting_pairs += reverse in forward
             forward.add(digest)
-        self.num_prompts = len({_digest(normalise_prompt(pair.prompt)) for pair in pairs})
-        lengths = [(len(p.prompt), len(p.chosen), len(p.rejected)) for p in pairs]
-        count = max(1, len(lengths))
-        self.share_chosen_longer = sum(c > r for _, c, r in lengths) / count
-        self.share_same_length = sum(c == r for _, c, r in lengths) / count
-        self.mean_chosen_characters = sum(c for _, c, _ in lengths) / count
-        self.max_pair_characters = max((p + max(c, r) for p, c, r in lengths), default=0)
+        num_longer = sum(len(pair.chosen) > len(pair.rejected) for pair in pairs)
+        self.share_chosen_longer = num_longer / max(1, len(pairs))
 
 
 def _printable(text: str) -> str:
@@ -372,8 +312,5 @@ def _printable(text: str) -> str:
 
 def content_digest(*texts: str) -> bytes:
     """Return a sha256 over texts that tells apart where one ends and the next begins."""
-    return hashlib.sha256(b"".join(map(_digest, texts))).digest()
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8")).digest()
+    digests = (hashlib.sha256(text.encode("utf-8")).digest() for text in texts)
+    return hashlib.sha256(b"".join(digests)).digest()

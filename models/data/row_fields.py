@@ -67,8 +67,8 @@ class RowFields:
             with (folder / f"{split}.jsonl").open("wb") as lines:
                 for pair in pairs:
                     key, *numbers = row_of[pair.id]
-                    found = [self._line(str(key), int(number)) for number in numbers]
-                    lines.write(found[0] if len(found) == 1 else _joined(found))
+                    rows = [self._line(str(key), int(number)) for number in numbers]
+                    lines.write(rows[0] if len(rows) == 1 else _joined(rows))
 
     def _line(self, key: str, number: int) -> bytes:
         starts = self._starts.get(key, ())
@@ -86,8 +86,8 @@ def further_fields(row: Row, parsed: ParsedRow, columns: Mapping[str, str]) -> R
     columns: what the row calls Trimtab's columns. Of messages the pair holds all.
     """
     if parsed.is_waiting or parsed.rows or len(parsed.better_worse) > 1:
-        kept = {*parsed.ignored, *(columns.get(name, name) for name in METADATA)}
-        return {name: value for name, value in row.items() if name in kept}
+        further = {*parsed.ignored, *(columns.get(name, name) for name in METADATA)}
+        return {name: value for name, value in row.items() if name in further}
     if parsed.messages:
         row = {name: value for name, value in row.items() if name not in _TEXTS}
     better, worse = parsed.better_worse[0]
@@ -125,8 +125,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         if depth == MAX_DEPTH:
             return json.dumps(value, default=str)
         if isinstance(value, dict):
-            return {_text(str(name)): plain(each, depth + 1) for name, each in value.items()}
-        return [plain(each, depth + 1) for each in value]
+            return {_text(str(name)): plain(item, depth + 1) for name, item in value.items()}
+        return [plain(item, depth + 1) for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

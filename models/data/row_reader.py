@@ -29,11 +29,7 @@ from trimtab.models.data.columns import (
 )
 from trimtab.models.data.file_problems import MAX_UNKNOWN, UNPAIRED, FileNotes, hint, needs
 from trimtab.models.data.files import MAX_COLUMNS, RawRow
-from trimtab.models.data.formats import (
-    ParsedRow,
-    parse_metadata,
-    parse_row,
-)
+from trimtab.models.data.formats import ParsedRow, parse_metadata, parse_row
 from trimtab.models.data.messages import Render
 from trimtab.models.data.presets import (
     BY_NAME,
@@ -43,9 +39,8 @@ from trimtab.models.data.presets import (
     NATIVE,
     PRESETS,
     Preset,
-    with_input,
 )
-from trimtab.models.data.problems import MAX_FOUND_CHARACTERS, Problem, shorten
+from trimtab.models.data.problems import MAX_FOUND_CHARACTERS, Problem, shorten, typed
 from trimtab.models.data.ranked_answers import ANSWERS
 from trimtab.models.data.readers import Source
 
@@ -66,11 +61,11 @@ def check_form(name: str, columns: Mapping[str, str]) -> list[str]:
     if name not in FORMATS:
         allowed = ", ".join(FORMATS) + _did_you_mean(name, FORMATS)
         problems.append(f"format: found {name!r}, allowed: {allowed}")
-    for own in columns:
-        if own not in COLUMNS:
+    for column in columns:
+        if column not in COLUMNS:
             allowed = f"{', '.join(NATIVE.reads)}, {', '.join(METADATA)}, or a preset's column"
-            allowed += _did_you_mean(own, COLUMNS)
-            problems.append(f"columns: found {own!r}, allowed: {allowed}")
+            allowed += _did_you_mean(column, COLUMNS)
+            problems.append(f"columns: found {column!r}, allowed: {allowed}")
     theirs = list(columns.values())
     if len(set(theirs)) < len(theirs):
         problems.append(f"columns: found {theirs}, allowed: a column of its own for each")
@@ -80,15 +75,6 @@ def check_form(name: str, columns: Mapping[str, str]) -> list[str]:
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, known, 1)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A row of unpaired data: its answer, parsed on its own, and where it was."""
-
-    parsed: ParsedRow
-    line: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +91,21 @@ class _Form:
     ignored: tuple[str, ...]
 
 
-def _find_forms(asked: str, given: Mapping[str, str], keys: tuple[str, ...]) -> list[_Form]:
+def _find_forms(
+    format_: str, source_columns: Mapping[str, str], keys: tuple[str, ...]
+) -> list[_Form]:
     """The forms of a source's format and columns that a row with these columns may have."""
     forms = []
     names = tuple(name for name in keys if isinstance(name, str))
     for preset in PRESETS:
-        is_asked = preset.is_automatic if asked == "auto" else preset.name == asked
-        columns = preset.columns_in(names) if is_asked else None
+        is_wanted = preset.is_automatic if format_ == "auto" else preset.name == format_
+        columns = preset.columns_in(names) if is_wanted else None
         if columns is not None:
             known = {*columns.values(), *preset.reads, *METADATA}
-            others = {own: name for own, name in columns.items() if own != name}
-            named = {own: given.get(name, name) for own, name in others.items()}
+            others = {column: name for column, name in columns.items() if column != name}
+            named = {column: source_columns.get(name, name) for column, name in others.items()}
             ignored = tuple(str(key) for key in keys if key not in known)
-            forms.append(_Form(preset, others, dict(given) | named, ignored))
+            forms.append(_Form(preset, others, {**source_columns, **named}, ignored))
     return forms
 
 
@@ -134,11 +122,11 @@ class RowReader:
         self.render = render
         self.given_up: set[str] = set()
         self.format, self.columns = source.format, source.columns
-        self._renamed = {theirs: own for own, theirs in source.columns.items() if own != theirs}
+        self._renamed = {theirs: name for name, theirs in source.columns.items() if name != theirs}
         self._forms_of = lru_cache(MAX_KNOWN)(partial(_find_forms, self.format, self.columns))
         self._compares = lru_cache(MAX_KNOWN)(own_scores)
         self._files: dict[str, FileNotes] = defaultdict(FileNotes)
-        self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
+        self._waiting: dict[tuple[str, str, bool], deque[ParsedRow]] = defaultdict(deque)
 
     @property
     def num_waiting(self) -> int:
@@ -173,10 +161,10 @@ class RowReader:
             if not isinstance(value, list | dict):
                 continue
             lists = value.values() if isinstance(value, dict) else (value,)
-            longest = max((len(each) for each in lists if isinstance(each, list)), default=0)
+            longest = max((len(part) for part in lists if isinstance(part, list)), default=0)
             if longest > MAX_VALUES and self._renamed.get(name, name) in COLUMNS:
-                found, allowed = f"a list of {longest:,} values", f"at most {MAX_VALUES:,}"
-                return Problem("out_of_range", name, found, allowed)
+                values, allowed = f"a list of {longest:,} values", f"at most {MAX_VALUES:,}"
+                return Problem("out_of_range", name, values, allowed)
         return None
 
     def _parse(self, raw: RawRow, row: Row, form: _Form, number: int) -> ParsedRow:
@@ -184,8 +172,7 @@ class RowReader:
         seen = self._files[raw.file]
         mapped = Mapped({n: row[n] for n in METADATA if n in row}, columns=form.named)
         if form.preset.name in UNPAIRED:
-            parsed = self._pair_up(row, raw, number, mapped)
-            parsed.format = form.preset.name
+            parsed = self._pair_up(row, raw, number, form.preset, mapped)
         elif form.preset.convert is None:
             parsed = parse_row(row, self.render)
         else:
@@ -208,9 +195,8 @@ class RowReader:
         """A row with the names that the source's `columns` give, and without NaN."""
         if self.columns:
             seen.columns.update(row)
-            row = {own: value for own, value in row.items() if own not in self.columns} | {
-                own: row[theirs] for own, theirs in self.columns.items() if theirs in row
-            }
+            named = {name: row[theirs] for name, theirs in self.columns.items() if theirs in row}
+            row = {name: value for name, value in row.items() if name not in self.columns} | named
             row = {name: value for name, value in row.items() if name not in self._renamed}
         # what pandas writes for an absent value
         nans = [name for name, v in row.items() if type(v) is float and math.isnan(v)]
@@ -243,14 +229,14 @@ class RowReader:
         allowed = "a form of docs/how-to/own-preferences.md, or preferences.columns"
         if self.format != "auto":
             allowed = f"columns of format {self.format}: {', '.join(needs(BY_NAME[self.format]))}"
-        parsed.problems.append(
-            Problem("unknown_format", None, f"fields {shorten(list(row))}", allowed)
-        )
+        parsed.refuse("unknown_format", None, f"fields {shorten(list(row))}", allowed)
         return parsed
 
-    def _pair_up(self, row: Row, raw: RawRow, number: int, mapped: Mapped) -> ParsedRow:
+    def _pair_up(
+        self, row: Row, raw: RawRow, number: int, preset: Preset, mapped: Mapped
+    ) -> ParsedRow:
         """A pair with a row that waits, or this row as one that waits."""
-        parsed = _convert(_ANSWER, row, self.render, mapped)
+        parsed = _convert(preset, row, self.render, mapped)
         is_good = _is_good(row.get("label"), parsed)
         code = number_of(row.get("label"))
         if isinstance(code, int | float) and not isinstance(code, bool):
@@ -260,32 +246,29 @@ class RowReader:
         key = raw.file, parsed.prompt
         others = self._waiting.get((*key, not is_good))
         if not others:
-            self._waiting[*key, is_good].append(_Waiting(parsed, raw.line, number))
-            return dataclasses.replace(parsed, is_waiting=True)
-        other = others[0]
-        answers = [other.parsed.answers[0], parsed.answers[0]]
-        if answers[0].strip() == answers[1].strip():
-            allowed = f"an answer other than that of line {other.line}, whose label differs"
-            problem = Problem("identical_responses", "completion", shorten(answers[1]), allowed)
+            parsed = dataclasses.replace(parsed, lines=(raw.line,), rows=(number,), is_waiting=True)
+            self._waiting[*key, is_good].append(parsed)
+            return dataclasses.replace(parsed)
+        other, answer = others[0], parsed.answers[0]
+        if answer.strip() == other.answers[0].strip():
+            allowed = f"an answer other than that of line {other.lines[0]}, whose label differs"
+            problem = Problem("identical_responses", "completion", shorten(answer), allowed)
             return dataclasses.replace(parsed, problems=[problem], answers=())
         others.popleft()
         if not others:
             del self._waiting[*key, not is_good]
-        said = [other.parsed.messages[1:], parsed.messages[1:]]
+        rows = [parsed, other] if is_good else [other, parsed]
+        turns = [half.messages[1:] for half in rows]
         return dataclasses.replace(
             parsed,
             id=None,
-            answers=tuple(answers[::-1] if is_good else answers),
-            messages=(
-                (parsed.messages[0], *chain(*(said[::-1] if is_good else said)))
-                if all(said)
-                else ()
-            ),
+            answers=tuple(half.answers[0] for half in rows),
+            messages=(parsed.messages[0], *chain(*turns)) if all(turns) else (),
             answer_fields=("completion", "completion"),
-            category=parsed.category or other.parsed.category,
+            category=parsed.category or other.category,
             opinions=None,  # each annotator judged one answer
-            lines=(other.line, raw.line),
-            rows=(number, other.number) if is_good else (other.number, number),
+            lines=(*other.lines, raw.line),
+            rows=(number, *other.rows) if is_good else (*other.rows, number),
             pairs=None,
             is_ranking=False,
         )
@@ -295,18 +278,18 @@ class RowReader:
 
         is_whole: all rows were read, so that a column that none has is known to be absent.
         """
-        found = {}
+        problems = {}
         for file, seen in self._files.items():
             absent = [name for name in self.columns.values() if name not in seen.columns]
             if seen.examples and (seen.lacking or not seen.is_known):
-                found[file] = self._describe(seen, absent)
+                problems[file] = self._describe(seen, absent)
             elif (problem := seen.problem(is_whole=is_whole)) is not None:
-                found[file] = problem
+                problems[file] = problem
             elif absent and is_whole:
                 allowed = f"columns of the file: {shorten(sorted(seen.columns))}"
                 shown = f"preferences.columns names {', '.join(map(repr, absent))}"
-                found[file] = Problem("unknown_columns", None, shown, allowed)
-        return found
+                problems[file] = Problem("unknown_columns", None, shown, allowed)
+        return problems
 
     def _describe(self, seen: FileNotes, absent: list[str]) -> Problem:
         """The one problem of a file that has rows, with what would make it readable."""
@@ -317,23 +300,23 @@ class RowReader:
         ]
         more = len(raw.value) - len(shown)
         shown += [f"and {more} more"] if more > 0 else []
-        found = f"columns {', '.join(shown) or 'none'}"
+        text = f"columns {', '.join(shown) or 'none'}"
         if absent:
-            found += f"; preferences.columns names {', '.join(map(repr, absent))}, which no row has"
+            text += f"; preferences.columns names {', '.join(map(repr, absent))}, which no row has"
         if lacking := sorted(seen.lacking or ()):
-            found += f"; no row has {', '.join(map(repr, lacking))}"
-        given = {own: name for own, name in self.columns.items() if name not in absent}
-        renamed = {name: own for own, name in given.items()}
+            text += f"; no row has {', '.join(map(repr, lacking))}"
+        named = {name: theirs for name, theirs in self.columns.items() if theirs not in absent}
+        renamed = {theirs: name for name, theirs in named.items()}
         row = {renamed.get(name, name): value for name, value in raw.value.items()}
 
         def try_columns(columns: dict[str, str]) -> list[Problem]:
-            source = Source("", format=self.format, columns=given | columns)
+            source = Source("", format=self.format, columns=named | columns)
             reader = RowReader(source, self.render)
-            return min((reader.parse(each).problems for each in seen.examples), key=len)
+            return min((reader.parse(example).problems for example in seen.examples), key=len)
 
         advice = hint(row, self.format, raw.is_text, try_columns)
-        columns = tuple((given | advice.columns).items()) if advice.columns else ()
-        return Problem("unknown_columns", None, found, advice.text, columns)
+        columns = tuple((named | advice.columns).items()) if advice.columns else ()
+        return Problem("unknown_columns", None, text, advice.text, columns)
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -341,27 +324,8 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
     if not columns:
         return row
     theirs = set(columns.values())
-    kept = {name: value for name, value in row.items() if name not in theirs}
-    return kept | {own: row[name] for own, name in columns.items()}
-
-
-def _one_answer(row: Row, mapped: Mapped) -> None:
-    """One answer of unpaired data: of a dialogue its last turn."""
-    row = with_input(row, mapped)
-    prompt, answer = row.get("prompt"), row.get("completion")
-    mapped.names = {"responses[0]": "completion"}
-    if "messages" in row:
-        turns = list_of(row["messages"])
-        mapped.names = {"prompt": "messages", "responses[0]": "messages"}
-        if not isinstance(turns, list) or len(turns) < 2:
-            mapped.refuse("wrong_type", "messages", turns, "a list of messages, the answer last")
-            turns = []
-        prompt, answer = turns[:-1], turns[-1:]
-    mapped.values |= {"prompt": prompt, "responses": [answer]}
-    mapped.pairs = ()
-
-
-_ANSWER: Final = Preset("kto", "one answer of unpaired data", (), _one_answer)
+    others = {name: value for name, value in row.items() if name not in theirs}
+    return others | {column: row[name] for column, name in columns.items()}
 
 
 def _is_good(label: Any, parsed: ParsedRow) -> bool | None:
@@ -369,9 +333,10 @@ def _is_good(label: Any, parsed: ParsedRow) -> bool | None:
     key = label.strip().lower() if isinstance(label, str) else label
     if isinstance(key, str | bool | int) and key in known:
         return known[key]
-    found = "nothing" if label is None else f"{type(label).__name__} {shorten(label)}"
-    reason = "missing_field" if label is None else "wrong_type"
-    parsed.problems.append(Problem(reason, "label", found, "true or false"))
+    if label is None:
+        parsed.refuse("missing_field", "label", "nothing", "true or false")
+    else:
+        parsed.refuse("wrong_type", "label", typed(label), "true or false")
     return None
 
 
@@ -416,10 +381,10 @@ def _typed(name: str, value: Any) -> Any:
         return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
     if name in ("votes", "opinions"):
         return list_of(value)
-    found = list_of(value)
-    is_list = name in ANSWERS and isinstance(found, list) and len(found) > 1
-    if is_list and all(isinstance(answer, str | dict | list) for answer in found):
-        return found
+    answers = list_of(value)
+    is_list = name in ANSWERS and isinstance(answers, list) and len(answers) > 1
+    if is_list and all(isinstance(answer, str | dict | list) for answer in answers):
+        return answers
     return list_of_messages(value)
 
 

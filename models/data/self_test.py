@@ -36,9 +36,9 @@ def planted(rows: Sequence[Row], share: float) -> Array:
             "\0".join(sorted((texts[twin]["chosen"], texts[twin]["rejected"]))).encode()
         ).digest(),
     )
-    taken = max(round(share * count), min(FEWEST_PLANTED, count // 5))
-    found: Array = np.isin(twins, draws[:taken])
-    return found
+    num_planted = max(round(share * count), min(FEWEST_PLANTED, count // 5))
+    is_planted: Array = np.isin(twins, draws[:num_planted])
+    return is_planted
 
 
 def answer_pairs_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:

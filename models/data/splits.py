@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from trimtab.models.data.prompts import first_turn, normalise_prompt
-from trimtab.models.data.records import PreferencePair, Votes
+from trimtab.models.data.records import Dialogues, PreferencePair, Votes
 
 
 def plant_flips(
@@ -40,16 +40,14 @@ def is_clear(pair: PreferencePair) -> bool:
 
 def exchanged(pair: PreferencePair) -> PreferencePair:
     """The pair with the other label."""
-    votes = pair.votes
-    turned = None if votes is None else Votes(votes.rejected, votes.chosen, votes.equal)
-    said = pair.opinions and tuple(opinion.exchanged() for opinion in pair.opinions)
+    votes, messages = pair.votes, pair.messages
     return replace(
         pair,
         chosen=pair.rejected,
         rejected=pair.chosen,
-        votes=turned,
-        opinions=said,
-        messages=pair.messages and pair.messages.exchanged(),
+        votes=votes and Votes(votes.rejected, votes.chosen, votes.equal),
+        opinions=pair.opinions and tuple(opinion.exchanged() for opinion in pair.opinions),
+        messages=messages and Dialogues(messages.prompt, messages.rejected, messages.chosen),
     )
 
 

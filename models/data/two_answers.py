@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trimtab.models.data.columns import CHOICES, Mapped, Row, list_of, number_of, words
+from trimtab.models.data.formats import PREFERS
 from trimtab.models.data.problems import Problem, shorten
 from trimtab.models.data.ranked_answers import PROMPTS
 
@@ -72,7 +73,7 @@ def scores_of(column: str, key: str) -> People:
 
     def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
         people = _people_in(row, mapped, column, key)
-        scores = [number_of(each.get(key)) for each in people if isinstance(each, dict)]
+        scores = [number_of(person.get(key)) for person in people if isinstance(person, dict)]
         numbers = [score for score in scores if isinstance(score, int | float)]
         return [(None, -score) for score in numbers if not math.isnan(score)]
 
@@ -100,27 +101,25 @@ MULTIPREF_PEOPLE: Final = ("normal_worker_annotations", "expert_worker_annotatio
 
 def multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     """MultiPref's annotators, workers and experts alike."""
-    found: list[tuple[str | None, float]] = []
+    opinions: list[tuple[str | None, float]] = []
     for column in MULTIPREF_PEOPLE:
-        for index, each in enumerate(_people_in(row, mapped, column, "overall_pref")):
-            said = each.get("overall_pref") if isinstance(each, dict) else None
-            if isinstance(said, str) and said in MULTIPREF:
-                who = each.get("evaluator")
-                found.append((who if isinstance(who, str) else None, float(MULTIPREF[said])))
+        for index, person in enumerate(_people_in(row, mapped, column, "overall_pref")):
+            preferred = person.get("overall_pref") if isinstance(person, dict) else None
+            if isinstance(preferred, str) and preferred in MULTIPREF:
+                name = person.get("evaluator")
+                opinions.append((name if isinstance(name, str) else None, MULTIPREF[preferred]))
             else:
                 place = f"{column}[{index}].overall_pref"
-                mapped.refuse("out_of_range", place, said, " | ".join(MULTIPREF))
-    return found
+                mapped.refuse("out_of_range", place, preferred, " | ".join(MULTIPREF))
+    return opinions
 
 
 def majority(people: People) -> Preference:
     """What more people prefer, however strongly."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
-        signs = [
-            (each > 0) - (each < 0) for _, each in people(row, Mapped({}, columns=mapped.columns))
-        ]
-        return sum(signs)
+        opinions = people(row, Mapped({}, columns=mapped.columns))
+        return sum((value > 0) - (value < 0) for _, value in opinions)
 
     return opinion
 
@@ -168,32 +167,33 @@ def columns_of_two(keys: Sequence[str]) -> dict[str, str] | None:
     """
     prompt, named = prompt_in(keys), ("response_a", "response_b", "winner")
     if set(named) <= set(keys):
-        own = {name: name for name in named}
-        return own if prompt is None else {"prompt": prompt} | own
-    answers = sides_in(keys)
-    chosen = ["winner"] if "winner" in keys else [key for key in keys if _says_which(words(key))]
-    if answers is None or len(chosen) != 1:
-        return None
-    columns = {"response_a": answers[0], "response_b": answers[1], "winner": chosen[0]}
+        columns = {name: name for name in named}
+    else:
+        answers = sides_in(keys)
+        labels = [key for key in keys if _says_which(words(key))]
+        labels = ["winner"] if "winner" in keys else labels
+        if answers is None or len(labels) != 1:
+            return None
+        columns = dict(zip(named, (*answers, *labels), strict=True))
     return columns if prompt is None else {"prompt": prompt} | columns
 
 
 def sides_in(keys: Sequence[str]) -> tuple[str, str] | None:
     """The columns of two answers, the first and the second; None unless there are just two."""
-    found: dict[tuple[str, ...], dict[str, str]] = {}
+    by_stem: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
         parts = words(key)
         if len(parts) > 1 and parts[0] in _PLACES:
             parts = (*parts[1:], parts[0])
         if STEMS & set(parts[:-1]) and set(parts[:-1]) <= _OF_MODELS and _is_side(parts[-1]):
-            found.setdefault(parts[:-1], {})[parts[-1]] = key
+            by_stem.setdefault(parts[:-1], {})[parts[-1]] = key
     pairs = [
         (columns[pair[0]], columns[pair[1]])
-        for columns in found.values()
+        for columns in by_stem.values()
         for pair in SIDES
         if columns.keys() == set(pair)
     ]
-    return pairs[0] if len(pairs) == len(found) == 1 else None
+    return pairs[0] if len(pairs) == len(by_stem) == 1 else None
 
 
 def _is_side(part: str) -> bool:
@@ -209,9 +209,9 @@ def prompt_in(keys: Sequence[str]) -> str | None:
 
 def voters_in(keys: Sequence[str]) -> list[str]:
     """Columns of one annotator's choice each: "annotator_1", "rater2"."""
-    found = [(key, words(key)) for key in keys]
+    named = [(key, words(key)) for key in keys]
     return [
-        k for k, parts in found if len(parts) == 2 and parts[0] in _VOTERS and _is_side(parts[1])
+        k for k, parts in named if len(parts) == 2 and parts[0] in _VOTERS and _is_side(parts[1])
     ]
 
 
@@ -232,8 +232,8 @@ def voters(first: str, second: str) -> People:
 
     def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
         answers = answers_of(row, first, second, mapped.columns)
-        columns = [each[0] for each in answers]
-        found: list[tuple[str | None, float]] = []
+        columns = [column for column, *_ in answers]
+        votes: list[tuple[str | None, float]] = []
         for name in voters_in(tuple(row)):
             value = row[name]
             if value is None or value == "":
@@ -243,10 +243,10 @@ def voters(first: str, second: str) -> People:
             if code == 0 and is_told_by_number(columns) and not _counts_from_0(columns):
                 place = 2
             if place is not None:
-                found.append((name, (1, -1, 0)[place]))
+                votes.append((name, (1, -1, 0)[place]))
             else:
                 _refuse_choice(name, value, code, columns, mapped)
-        return found
+        return votes
 
     return opinions
 
@@ -278,11 +278,8 @@ def _refuse_choice(
 
 def _says_which(parts: Sequence[str]) -> bool:
     """Whether a column's name says that it holds which answer is better."""
-    if (
-        parts
-        and parts[-1] in ("id", "index", "idx")
-        and {"better", "best", "preferred"} & set(parts)
-    ):
+    is_index = bool(parts) and parts[-1] in ("id", "index", "idx")
+    if is_index and {"better", "best", "preferred"} & set(parts):
         parts = parts[:-1]
     return bool(CHOICES & set(parts)) and set(parts) <= _NAMES_OF_CHOICES
 
@@ -311,7 +308,7 @@ def winner(first: str, second: str) -> Preference:
         mapped.is_told = place is not None
         if place is not None:
             return (1, -1, 0)[place]
-        _refuse_choice("winner", value, mapped.code, [each[0] for each in answers], mapped)
+        _refuse_choice("winner", value, mapped.code, [column for column, *_ in answers], mapped)
         return None
 
     return opinion
@@ -333,20 +330,20 @@ def place_of(value: Any, answers: Sequence[Answer]) -> tuple[int | None, float |
     """
     if not isinstance(value, str):
         return _place_of_number(value, answers)
-    for place, (column, *_) in enumerate(answers):
+    for index, (column, *_) in enumerate(answers):
         if value == column or (words(value) and words(value) == words(column)):
-            return place, None
+            return index, None
     named: set[int | None] = {
         index
         for index, (_, name, text, model) in enumerate(answers)
         if value in (text, model)
         or (words(value) and words(value) in (words(name), words(model or "")))
     }
-    told, code = _place_of_words(value, answers)
+    place, code = _place_of_words(value, answers)
     if named:
-        found = named | ({told} - {None})
-        return (found.pop() if len(found) == 1 else None), None
-    return told, code
+        places = named | ({place} - {None})
+        return (places.pop() if len(places) == 1 else None), None
+    return place, code
 
 
 def _place_of_words(value: str, answers: Sequence[Answer]) -> tuple[int | None, float | None]:
@@ -354,13 +351,14 @@ def _place_of_words(value: str, answers: Sequence[Answer]) -> tuple[int | None, 
         left, right = (place_of(compared[group], answers)[0] for group in (1, 3))
         is_of_both = {left, right} == {0, 1}
         return ({">": left, "<": right}.get(compared[2][0], 2) if is_of_both else None), None
-    said = [word for word in words(value) if word not in _FILLERS]
-    if _TIES & set(said) and set(said) <= _TIES | {"a", "good", "bad"}:
+    left_over = [word for word in words(value) if word not in _FILLERS]
+    if _TIES & set(left_over) and set(left_over) <= _TIES | {"a", "good", "bad"}:
         return 2, None
-    if len(said) == 1 and said[0] in _PLACES:
-        return _PLACES[said[0]], None
+    word = left_over[0] if len(left_over) == 1 else ""
+    if word in _PLACES:
+        return _PLACES[word], None
     code = number_of(value)
-    return _place_of_number(said[0] if len(said) == 1 and isinstance(code, str) else code, answers)
+    return _place_of_number(word if word and isinstance(code, str) else code, answers)
 
 
 def _place_of_number(value: Any, answers: Sequence[Answer]) -> tuple[int | None, float | None]:
@@ -382,12 +380,13 @@ def other_choice(
     sides = sides_in(fields) if names else None
     if sides is None:
         return None
-    said = 2 if is_tie else sides.index(fields[0])
+    preferred = 2 if is_tie else sides.index(fields[0])
     for name in names:
         place, code = place_of(row.get(name), answers_of(row, *sides))
-        if place is not None and code is None and place != said:
+        if place is not None and code is None and place != preferred:
             allowed = f'the same in all columns, or preferences.columns={{"winner": "{name}"}}'
-            shown = f"{shorten(row[name])}, where other columns prefer {(*sides, 'neither')[said]}"
+            other = (*sides, "neither")[preferred]
+            shown = f"{shorten(row[name])}, where other columns prefer {other}"
             return Problem("ambiguous_label", name, shown, f"{allowed}, or another one by name")
     return None
 
@@ -438,24 +437,21 @@ class TwoAnswers:
             names["id"] = self.identity
         mapped.names = names
         mapped.values |= {
-            own: number_of(row.get(name)) if own.startswith("votes_") else row.get(name)
-            for own, name in names.items()
+            column: number_of(row.get(name)) if column.startswith("votes_") else row.get(name)
+            for column, name in names.items()
         }
         mapped.values["tie"] = preference == 0
         if self.is_rated and preference:
             mapped.values["rating"] = 1 + round(abs(preference))
-        if self.people is not None and (said := self.people(row, mapped)):
-            mapped.values |= _votes([(who, each if is_first else -each) for who, each in said])
-
-
-def _votes(said: Sequence[tuple[str | None, float]]) -> Row:
-    """People's opinions of the better answer over the worse, as Trimtab's columns."""
-    prefers = ["equal" if each == 0 else "chosen" if each > 0 else "rejected" for _, each in said]
-    counts = {name: prefers.count(name) for name in ("chosen", "rejected", "equal")}
-    values: Row = {"votes": counts}
-    if all(who is not None for who, _ in said):
-        values["opinions"] = [
-            {"annotator": who, "prefers": name}
-            for (who, _), name in zip(said, prefers, strict=True)
+        opinions = [] if self.people is None else self.people(row, mapped)
+        prefers = [
+            "equal" if value == 0 else "chosen" if (value > 0) == is_first else "rejected"
+            for _, value in opinions
         ]
-    return values
+        if opinions:
+            mapped.values["votes"] = {name: prefers.count(name) for name in PREFERS}
+        if opinions and all(name is not None for name, _ in opinions):
+            mapped.values["opinions"] = [
+                {"annotator": name, "prefers": preferred}
+                for (name, _), preferred in zip(opinions, prefers, strict=True)
+            ]

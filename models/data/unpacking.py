@@ -39,9 +39,9 @@ _LIMITING: Final = threading.Lock()
 class TooLargeError(ValueError):
     """A row, a batch of rows or a file passes its bound. line: of the row; None: not known."""
 
-    def __init__(self, found: str, allowed: str, line: int | None = None) -> None:
-        super().__init__(f"found {found}, allowed: {allowed}")
-        self.found, self.allowed, self.line = found, allowed, line
+    def __init__(self, size: str, allowed: str, line: int | None = None) -> None:
+        super().__init__(f"found {size}, allowed: {allowed}")
+        self.size, self.allowed, self.line = size, allowed, line
 
 
 def check_row(num_bytes: int, line: int) -> None:
@@ -55,12 +55,12 @@ def check_row(num_bytes: int, line: int) -> None:
 def check_expansion(num_bytes: int, packed_bytes: int) -> None:
     """Raise TooLargeError where a file of `packed_bytes` has unpacked to too many."""
     if num_bytes > max(FREE_BYTES, MAX_EXPANSION * packed_bytes):
-        found = f"{packed_bytes:,} bytes that unpack to more than {num_bytes >> 20:,} MiB"
+        size = f"{packed_bytes:,} bytes that unpack to more than {num_bytes >> 20:,} MiB"
         allowed = (
             f"at most {MAX_EXPANSION} times the file's size, or {FREE_BYTES >> 20} MiB: unpack it "
             "yourself if it is what it should be"
         )
-        raise TooLargeError(found, allowed)
+        raise TooLargeError(size, allowed)
 
 
 def open_text(path: Path) -> io.BufferedReader:
@@ -70,7 +70,8 @@ def open_text(path: Path) -> io.BufferedReader:
     """
     with path.open("rb") as stream:
         start = stream.read(6)
-    unpack = next((each for magic, each in _PACKED.items() if start.startswith(magic)), None)
+    openers = (opener for magic, opener in _PACKED.items() if start.startswith(magic))
+    unpack = next(openers, None)
     source: Any = path.open("rb") if unpack is None else unpack(path)
     start = source.read(CHUNK_BYTES)
     encoding = _encoding(start)

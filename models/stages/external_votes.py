@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import ExternalVotesConfig
-from trimtab.models.data import Source
 from trimtab.models.data.external_votes import VotedPairs, read_votes
+from trimtab.models.data.readers import Source
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.training.data import score_row
 from trimtab.models.training.stage import Stage

@@ -13,25 +13,16 @@ from transformers import PreTrainedTokenizerBase
 
 from trimtab.models.config.base import last_part
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data import (
-    BadRow,
-    Demonstration,
-    PreferenceReport,
-    Render,
-    Shaping,
-    Source,
-    TokenLimit,
-    chat_renderer,
-    load_demonstrations,
-    load_preferences,
-    split_pairs,
-    write_quarantine,
-)
+from trimtab.models.data.demonstrations import Demonstration, Shaping, load_demonstrations
+from trimtab.models.data.loading import TokenLimit, load_preferences
+from trimtab.models.data.messages import Render, chat_renderer
+from trimtab.models.data.problems import BadRow, write_quarantine
 from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair
-from trimtab.models.data.row_account import RowAccount
+from trimtab.models.data.row_account import PreferenceReport, RowAccount
 from trimtab.models.data.row_fields import RowFields
-from trimtab.models.data.splits import plant_flips, truth_of
+from trimtab.models.data.splits import plant_flips, split_pairs, truth_of
 from trimtab.models.data.written_prompts import SETS, load_written, written_like
 from trimtab.models.nets import counts
 from trimtab.models.nets.loading import load_tokenizer

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import RelabelConfig
-from trimtab.models.data import Source, read_review
+from trimtab.models.data.external_votes import read_review
+from trimtab.models.data.readers import Source
 from trimtab.models.functional.relabel import (
     Relabel,
     apply_review,

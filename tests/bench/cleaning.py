@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 from tests.bench.cleaning_data import Case, planted_case, read_pool, read_world, voted_case
 from tests.bench.cleaning_methods import Found, find, train_on
 from tests.bench.cleaning_page import write_page
-from trimtab.models.data import Source
+from trimtab.models.data.readers import Source
 
 # Kinds of noise, and shares of wrong labels. At the first ones reward models are trained, too.
 TRAINED = (

@@ -18,9 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
 
 from trimtab.flows.config.recipes.synthetic import default
-from trimtab.models.data import Source
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.stages import comparisons, sft, world
 from trimtab.models.stages.embedding_model import Answers, with_flips

@@ -25,7 +25,9 @@ from trimtab.flows.runs.checks import MAX_ROWS, check
 from trimtab.flows.runs.lifecycle import require_startable
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.store import open_store
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.tasks import sources
 from trimtab.tasks.board import Board
 

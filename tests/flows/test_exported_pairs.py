@@ -14,7 +14,8 @@ import pytest
 from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data import Source, look_through
+from trimtab.models.data.loading import look_through
+from trimtab.models.data.readers import Source
 from trimtab.models.reporting.export import export_pairs
 from trimtab.models.training.data import read_rows, write_rows
 

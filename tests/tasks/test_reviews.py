@@ -11,7 +11,7 @@ import pytest
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.fetch import FetchError, is_stored
 from trimtab.infra.store.store import Store, open_store
-from trimtab.models.data import ReviewError
+from trimtab.models.data.external_votes import ReviewError
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import sources
 from trimtab.tasks.sources import SPLITS, import_review, import_source, keep_review, one_a_line

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-from trimtab.models.data.messages import Message, Render, render_hh
+from trimtab.models.data.messages import Render, render_hh
 from trimtab.models.data.prompts import normalise_prompt
 
 SETS: Final = ("helpful", "harmless")
@@ -31,7 +31,7 @@ def load_written(name: str) -> tuple[str, ...]:
 
 def parse_written(text: str, source: str) -> tuple[str, ...]:
     """Check and read prompts; `source` is their name in messages. Raises WrittenPromptsError."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     prompts, problems = [], []
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if not line or line.startswith(COMMENT):
@@ -43,9 +43,9 @@ def parse_written(text: str, source: str) -> tuple[str, ...]:
             )
         if not line.isprintable():
             problems.append(f"{source}:{number}: found {line!r}; allowed: printable text")
-        if key in found:
-            problems.append(f"{source}:{number}: found the prompt of line {found[key]} again")
-        found.setdefault(key, number)
+        if key in lines:
+            problems.append(f"{source}:{number}: found the prompt of line {lines[key]} again")
+        lines.setdefault(key, number)
         prompts.append(line)
     if not prompts:
         problems.append(f"{source}: found no prompt; allowed: at least one, on a line of its own")
@@ -59,13 +59,9 @@ def written_like(prompts: Sequence[str], render: Render | None) -> Render:
 
     HH-RLHF text, or by the chat template (`render`), where most end as these end; else by itself.
     """
-    for each in (render_hh, render):
-        if each is not None:
-            mark = each([{"role": "user", "content": _PROBE}]).rpartition(_PROBE)[2]
+    for write in (render_hh, render):
+        if write is not None:
+            mark = write([{"role": "user", "content": _PROBE}]).rpartition(_PROBE)[2]
             if mark and 2 * sum(prompt.endswith(mark) for prompt in prompts) > len(prompts):
-                return each
-    return _render_alone
-
-
-def _render_alone(messages: list[Message]) -> str:
-    return messages[-1]["content"]
+                return write
+    return lambda messages: str(messages[-1]["content"])

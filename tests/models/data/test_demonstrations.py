@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import DemonstrationError, Shaping, Source, load_demonstrations
+from trimtab.models.data.demonstrations import DemonstrationError, Shaping, load_demonstrations
 from trimtab.models.data.messages import Message
+from trimtab.models.data.readers import Source
 
 WriteRows = Callable[..., str]
 

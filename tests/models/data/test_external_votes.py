@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trimtab.models.data import Source, VotesError, read_votes
-from trimtab.models.data.external_votes import VotedPairs
+from trimtab.models.data.external_votes import VotedPairs, VotesError, read_votes
+from trimtab.models.data.readers import Source
 
 PAIRS = [
     {"id": "a", "source": "pairs.jsonl:1"},

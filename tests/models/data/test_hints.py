@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
-from trimtab.models.data.problems import columns_in_words
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError, columns_in_words
+from trimtab.models.data.readers import Source
 
 WriteRows = Callable[..., str]
 Rows = list[dict[str, Any]]

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences, write_quarantine
-from trimtab.models.data.problems import REASONS, SOURCE_REASONS
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import (
+    REASONS,
+    SOURCE_REASONS,
+    PreferenceDataError,
+    write_quarantine,
+)
+from trimtab.models.data.readers import Source
 
 WriteRows = Callable[..., str]
 
@@ -117,7 +123,7 @@ def test_a_bad_row_is_refused_for_its_reason(
     assert bad.problems[0].field == field
     assert bad.problems[0].found and bad.problems[0].allowed
     assert report.bad_rows_by_reason == {reason: 1}
-    assert (report.total.rows_read, report.total.rows_used, report.total.quarantined) == (3, 2, 1)
+    assert (report.total.read, report.total.used, report.total.quarantined) == (3, 2, 1)
     with pytest.raises(PreferenceDataError, match=f"rows.jsonl:2: {reason}"):
         load_preferences([Source(path)], max_characters=50)
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
 from trimtab.models.data.files import read_file
 from trimtab.models.data.json_text import CHUNK_CHARACTERS
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair, Votes
 
 # modules without type stubs
@@ -121,7 +123,7 @@ def test_a_long_list_is_never_held_whole(tmp_path: Path) -> None:
 def load(path: Path) -> tuple[list[PreferencePair], list[tuple[int, str, str | None]], list[str]]:
     pairs, bad, report = load_preferences([Source(str(path))], on_bad_rows="quarantine")
     total = report.total
-    assert total.rows_read == total.rows_used + total.quarantined == len(pairs) + len(bad)
+    assert total.read == total.used + total.quarantined == len(pairs) + len(bad)
     told = [(row.line, row.reason, row.problems[0].field) for row in bad]
     return pairs, told, [row.row for row in bad]
 
@@ -291,7 +293,7 @@ def test_damaged_files_are_rows_or_an_error(tmp_path: Path, kind: str, seed: int
         except PreferenceDataError as error:
             outcomes.add(error.bad_rows[-1].reason)
         else:
-            assert report.total.rows_read == len(pairs) + len(bad)
+            assert report.total.read == len(pairs) + len(bad)
             outcomes.add("read")
     assert "read" in outcomes and len(outcomes) > 1
 

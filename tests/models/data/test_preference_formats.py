@@ -7,8 +7,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from trimtab.models.data import Render, Source, chat_renderer, load_preferences, render_hh
 from trimtab.models.data.formats import parse_row
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.messages import Render, chat_renderer, render_hh
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
 from trimtab.models.data.splits import exchanged
 
@@ -201,7 +203,7 @@ def test_a_ranking_becomes_all_its_pairs(write_rows: WriteRows, prompt: object) 
         ("r#1-3", space + "a", space + "c", "r", "qa"),
         ("r#2-3", space + "b", space + "c", "r", "qa"),
     ]
-    assert (report.total.rows_read, report.total.rows_used, report.total.pairs) == (1, 1, 3)
+    assert (report.total.read, report.total.used, report.num_pairs) == (1, 1, 3)
 
 
 def test_nine_ranked_answers_make_36_pairs(write_rows: WriteRows) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
-from trimtab.models.data.loading import Look, look_through
+from trimtab.models.data.loading import Look, load_preferences, look_through
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import PreferencePair
 
 WriteRows = Callable[..., str]

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import (
-    PreferenceDataError,
-    Source,
-    TokenLimit,
-    load_preferences,
-    write_quarantine,
-)
+from trimtab.models.data.loading import TokenLimit, load_preferences
+from trimtab.models.data.problems import PreferenceDataError, write_quarantine
+from trimtab.models.data.readers import Source
 from trimtab.models.training.data import write_rows as write_json_lines
 
 WriteRows = Callable[..., str]
@@ -122,12 +118,12 @@ def test_damaged_json_lines_are_pairs_or_reported(write_rows: WriteRows, seed: i
     pairs, bad_rows, report = load_preferences([Source(path)], on_bad_rows="quarantine", **options)
     total = report.total
     num_blank = sum(not line.strip() for line in lines)
-    assert (total.rows_read, total.blank_lines) == (NUM_ROWS - num_blank, num_blank)
-    assert total.rows_read == total.rows_used + total.quarantined + total.ties_dropped
+    assert total.read == NUM_ROWS - num_blank
+    assert total.read == total.used + total.quarantined + total.ties_dropped
     assert total.quarantined == len(bad_rows) == report.bad_rows_by_reason.total()
-    assert total.pairs == len(pairs) == len({pair.id for pair in pairs})
+    assert report.num_pairs == len(pairs) == len({pair.id for pair in pairs})
     # the damage was neither harmless nor total, so that both ways are tried
-    assert min(total.rows_used, total.quarantined) > NUM_ROWS // 8
+    assert min(total.used, total.quarantined) > NUM_ROWS // 8
     for pair in pairs:
         assert pair.prompt.strip() and pair.chosen.strip() and pair.rejected.strip()
         assert pair.chosen.strip() != pair.rejected.strip()
@@ -159,5 +155,5 @@ def test_damaged_parquet_rows_are_pairs_or_reported(write_rows: WriteRows) -> No
     parquet = importlib.import_module("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     pairs, bad_rows, report = load_preferences([Source(path)], on_bad_rows="quarantine")
-    assert report.total.rows_read == NUM_ROWS == report.total.rows_used + len(bad_rows)
+    assert report.total.read == NUM_ROWS == report.total.used + len(bad_rows)
     assert pairs and bad_rows

@@ -14,14 +14,10 @@ from typing import Any
 import pytest
 
 from tests.models.data.test_preference_mutations import mutate_value
-from trimtab.models.data import (
-    PreferenceDataError,
-    PreferenceOptionError,
-    Source,
-    load_preferences,
-    look_through,
-)
+from trimtab.models.data.loading import PreferenceOptionError, load_preferences, look_through
 from trimtab.models.data.presets import BY_NAME, FORMATS
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
 
 WriteRows = Callable[..., str]
@@ -570,7 +566,7 @@ def test_ties_follow_on_ties(write_rows: WriteRows, row: dict[str, Any]) -> None
         load(path)
     assert caught.value.by_reason == {"tie": 1}
     _, _, report = load_preferences([Source(path)], on_ties="drop")
-    assert (report.total.ties_dropped, report.total.rows_used) == (1, 1)
+    assert (report.total.ties_dropped, report.total.used) == (1, 1)
 
 
 BAD = [
@@ -612,7 +608,7 @@ def test_what_is_wrong_is_told_by_the_rows_own_columns(
     (bad,) = bad_rows
     assert (bad.line, bad.reason, bad.problems[0].field) == (2, reason, column)
     assert json.loads(bad.row) == row
-    assert (report.total.rows_read, report.total.quarantined) == (3, 1)
+    assert (report.total.read, report.total.quarantined) == (3, 1)
 
 
 def test_kto_rows_pair_up_and_those_that_do_not_are_counted(write_rows: WriteRows) -> None:
@@ -637,7 +633,7 @@ def test_kto_rows_pair_up_and_those_that_do_not_are_counted(write_rows: WriteRow
     reasons = [(bad.line, bad.reason) for bad in bad_rows]
     assert reasons == [(4, "identical_responses"), (8, "wrong_type")]
     total = report.total
-    assert (total.rows_read, total.rows_used, total.quarantined, total.unpaired) == (8, 4, 2, 2)
+    assert (total.read, total.used, total.quarantined, total.unpaired) == (8, 4, 2, 2)
     account = report.account(pairs, pairs[:1], 1, {})
     assert (account.rows.used, account.rows.over_limit, account.rows.unpaired) == (2, 2, 2)
     assert "2 without an answer of the other kind" in account.sentence()
@@ -767,7 +763,7 @@ def test_damaged_rows_of_every_preset_are_pairs_or_reported(
     # Damage may leave a file that can be read in more ways than one: one more problem, at line 0.
     pairs, bad, report = look.pairs, [each for each in look.bad_rows if each.line], look.report
     report.check()
-    assert report.total.rows_read == len(rows) + len(case.rows)
+    assert report.total.read == len(rows) + len(case.rows)
     assert pairs and bad
     assert report.bad_rows_by_reason.total() == report.total.quarantined
     for pair in pairs:

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import (
-    LeakageError,
-    PreferenceDataError,
-    Source,
-    check_leakage,
-    load_preferences,
-    split_pairs,
-)
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
+from trimtab.models.data.splits import LeakageError, check_leakage, split_pairs
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data"
 
@@ -65,8 +61,8 @@ def test_ukp_ties_are_the_only_bad_rows() -> None:
     )  # five people could not decide: truly no pair
     pairs, bad_rows, report = load_preferences([source], on_ties="drop")
     assert (len(pairs), bad_rows) == (len(rows) - len(ties), [])
-    assert (report.total.rows_read, report.total.ties_dropped) == (14_492, len(ties))
-    assert len(report.pairs_by_category) == 27 and report.num_against_votes == 0
+    assert (report.total.read, report.total.ties_dropped) == (14_492, len(ties))
+    assert len({pair.category for pair in pairs}) == 27 and report.num_against_votes == 0
     kept = [row for row in rows if not row["tie"]]
     for pair, row in zip(pairs, kept, strict=True):
         assert pair.votes is not None

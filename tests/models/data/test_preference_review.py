@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, ReviewError, Source, read_review
+from trimtab.models.data.external_votes import ReviewError, read_review
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 
 WriteRows = Callable[..., str]
 KNOWN = {"a", "b", "c", "d", "é\u2028"}

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from trimtab.models.data import LeakageError, SplitError, check_leakage, split_pairs
 from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.splits import LeakageError, SplitError, check_leakage, split_pairs
 
 FRACTIONS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 

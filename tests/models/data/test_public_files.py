@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import Source, look_through
-from trimtab.models.data.loading import Look
+from trimtab.models.data.loading import Look, look_through
+from trimtab.models.data.readers import Source
 
 Rows = list[dict[str, Any]]
 ASKED, GOOD, POOR = "How is dough left to rise?", "Warm, covered, for an hour.", "Wait a bit."

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import Source, load_preferences
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.readers import Source
 from trimtab.models.data.unpacking import FREE_BYTES, MAX_BATCH_BYTES, MAX_ROW_BYTES
 
 # modules without type stubs
@@ -26,7 +27,9 @@ START = b'{"chosen": "c", "rejected": "r", "prompt": "'
 ROW = '{"chosen": "c%d", "rejected": "r", "prompt": "%s"}\n'
 READ = r"""
 import re, sys
-from trimtab.models.data import PreferenceDataError, Source, load_preferences
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.readers import Source
 try:
     load_preferences([Source(sys.argv[1])], on_bad_rows="quarantine")
 except PreferenceDataError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.models.judge.tiny import tiny_tokenizer
-from trimtab.models.data import chat_renderer, render_hh
+from trimtab.models.data.messages import chat_renderer, render_hh
 from trimtab.models.data.prompts import normalise_prompt
 from trimtab.models.data.written_prompts import (
     SETS,

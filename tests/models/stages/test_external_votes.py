@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExternalVotesConfig, StrengthConfig
-from trimtab.models.data import VotesError
+from trimtab.models.data.external_votes import VotesError
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.training.data import read_rows, write_rows
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import RelabelConfig
-from trimtab.models.data import ReviewError
+from trimtab.models.data.external_votes import ReviewError
 from trimtab.models.training.data import read_rows, write_rows
 
 CONFIG = RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2, margin_scale=1.0)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import Source, load_preferences
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.readers import Source
 from trimtab.models.reporting.audit.export import export
 from trimtab.models.reporting.audit.pairs import AuditedPair
 
