@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ class JudgeReward:
 
     def state_dict(self) -> dict[str, Any]:
         """The ratings and their tokens."""
-        spent = [self._spent.prompt_tokens, self._spent.completion_tokens]
-        return {"known": dict(self._known), "spent": spent}
+        return {"known": dict(self._known), "spent": list(astuple(self._spent))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
