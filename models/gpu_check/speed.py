@@ -82,7 +82,7 @@ PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
     "log-probs, values": ((rollout, "map_rows"),),
     "score": ((scorers.Scorers, "score"),),
     "update": ((update.ActorCritic, "update"),),
-    "save": ((trainer, "checkpoint_or_stop"), (trainer._RolloutLog, "append")),
+    "save": ((trainer, "checkpoint_or_stop"), (trainer, "append_rows")),
 }
 
 

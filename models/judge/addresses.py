@@ -26,9 +26,9 @@ class AddressError(ValueError):
     """A name that resolves to an address that is not allowed."""
 
 
-def is_confined(env: Mapping[str, str] = os.environ) -> bool:
+def is_confined() -> bool:
     """Whether this process may only connect to allowed addresses."""
-    return bool(env.get(CONFINED_VARIABLE))
+    return bool(os.environ.get(CONFINED_VARIABLE))
 
 
 def checked_address(host: str, port: int, env: Mapping[str, str] = os.environ) -> str:
@@ -42,9 +42,8 @@ def checked_address(host: str, port: int, env: Mapping[str, str] = os.environ) -
     networks = [ip_network(text) for text in env.get(NETWORKS_VARIABLE, "").split(",") if text]
     for address in addresses:
         unwrapped = _unwrapped(address)
-        if not _is_public(unwrapped) and not any(
-            each in n for n in networks for each in (address, unwrapped)
-        ):
+        is_allowed = any(address in network or unwrapped in network for network in networks)
+        if not is_allowed and not _is_public(unwrapped):
             raise AddressError(
                 f"{host} resolves to {address}, which is neither public nor in "
                 f"TRIMTAB_JUDGE_NETWORKS"
@@ -63,5 +62,5 @@ def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     is_special = address.is_multicast or address.is_reserved or address.is_unspecified
-    is_special = is_special or any(address in each for each in _SPECIAL)
+    is_special = is_special or any(address in network for network in _SPECIAL)
     return address.is_global and not is_special

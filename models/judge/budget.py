@@ -25,9 +25,10 @@ import fcntl
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -61,13 +62,11 @@ def worst_case(request: ChatRequest) -> Usage:
 
 def cost_of(usages: Mapping[Prices, Usage]) -> float:
     """The cost of tokens by their prices, in the currency of the prices."""
-    return (
-        sum(
-            usage.prompt_tokens * of_input + usage.completion_tokens * of_output
-            for (of_input, of_output), usage in usages.items()
-        )
-        / 1e6
+    costs = (
+        usage.prompt_tokens * input_price + usage.completion_tokens * output_price
+        for (input_price, output_price), usage in usages.items()
     )
+    return sum(costs) / 1e6
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ class Ledger:
         self._folder, self._limits, self._whose = folder, limits, whose
         self._readers: dict[Path, _Reader] = {}
         with self._locked():
-            self._own = (folder / f"{uuid4().hex}{LEDGER_SUFFIX}").open("ab", buffering=0)
-            fcntl.flock(self._own, fcntl.LOCK_EX)
+            self._stream = (folder / f"{uuid4().hex}{LEDGER_SUFFIX}").open("ab", buffering=0)
+            fcntl.flock(self._stream, fcntl.LOCK_EX)
 
     def total(self) -> dict[Prices, Usage]:
         """All that was spent, or may have been, by the prices of its tokens."""
@@ -171,14 +170,14 @@ class Ledger:
         Waits while requests of living processes may use less than they reserve. Raises
         BudgetError if none is under way and the request does not fit.
         """
-        row = {"request": request, "reserved": _tokens(most), "prices": prices}
+        row = {"request": request, "reserved": astuple(most), "prices": prices}
         while not self._fits(most, prices, row):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         try:
-            os.fsync(self._own.fileno())
+            os.fsync(self._stream.fileno())
         except (OSError, ValueError) as error:  # the disk's, or another thread has closed the file
-            self._own.close()
-            raise OSError(f"{self._own.name} could not be written: {error}") from error
+            self._stream.close()
+            raise OSError(f"{self._stream.name} could not be written: {error}") from error
 
     def settle(self, request: str, used: Usage, prices: Prices) -> None:
         """Write what a request used.
@@ -186,12 +185,12 @@ class Ledger:
         Only then may another request take what is left over: killed in between, a process would
         leave both at their most, and more than the limit.
         """
-        row = {"request": request, "spent": _tokens(used), "prices": prices}
+        row = {"request": request, "spent": astuple(used), "prices": prices}
         try:
             with self._locked():
                 self._append(row)
         except OSError:
-            self._own.close()  # its lock goes: nobody waits for what was reserved
+            self._stream.close()  # its lock goes: nobody waits for what was reserved
             raise
 
     def _fits(self, most: Usage, prices: Prices, row: dict[str, Any]) -> bool:
@@ -209,21 +208,21 @@ class Ledger:
 
     def _read(self) -> tuple[dict[Prices, Usage], bool]:
         """The total, and whether a request of a living process is under way."""
-        total: dict[Prices, Usage] = {}
+        total: dict[Prices, Usage] = defaultdict(Usage)
         is_under_way = False
         for path in self._folder.glob(f"*{LEDGER_SUFFIX}"):
             reader = self._readers.setdefault(path, _Reader(path))
             reader.read()
             for prices, usage in [*reader.spent.items(), *reader.reserved.values()]:
-                total[prices] = total.get(prices, Usage()) + usage
+                total[prices] += usage
             is_under_way = is_under_way or (bool(reader.reserved) and reader.has_living_writer())
         return total, is_under_way
 
     def _append(self, row: dict[str, Any]) -> None:
         """Empty lines end a line before that was cut off."""
         line = b"\n" + json.dumps(row).encode() + b"\n"
-        if self._own.closed or self._own.write(line) != len(line):
-            raise OSError(f"{self._own.name} could not be written in full")
+        if self._stream.closed or self._stream.write(line) != len(line):
+            raise OSError(f"{self._stream.name} could not be written in full")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -238,7 +237,7 @@ class _Reader:
     """One process's lines so far: what is spent, by prices, and what is reserved, by request."""
 
     path: Path
-    spent: dict[Prices, Usage] = field(default_factory=dict)
+    spent: dict[Prices, Usage] = field(default_factory=lambda: defaultdict(Usage))
     reserved: dict[str, tuple[Prices, Usage]] = field(default_factory=dict)
     offset: int = 0
 
@@ -249,13 +248,17 @@ class _Reader:
             content = stream.read()
         content = content[: content.rfind(b"\n") + 1]
         self.offset += len(content)
-        for row in _rows(content):
+        for line in content.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # empty or cut off
+                continue
             prices = (row["prices"][0], row["prices"][1])
             if "reserved" in row:
                 self.reserved[row["request"]] = prices, Usage(*row["reserved"])
             else:
                 self.reserved.pop(row["request"], None)
-                self.spent[prices] = self.spent.get(prices, Usage()) + Usage(*row["spent"])
+                self.spent[prices] += Usage(*row["spent"])
 
     def has_living_writer(self) -> bool:
         """Whether the process that writes the file still has its lock."""
@@ -265,18 +268,6 @@ class _Reader:
             except BlockingIOError:
                 return True
         return False
-
-
-def _rows(content: bytes) -> Iterator[dict[str, Any]]:
-    for line in content.splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:  # empty or cut off
-            continue
-
-
-def _tokens(usage: Usage) -> list[int]:
-    return [usage.prompt_tokens, usage.completion_tokens]
 
 
 def _tokens_and_cost(usages: Mapping[Prices, Usage]) -> tuple[int, float]:

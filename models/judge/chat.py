@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Protocol
 
 # What reading a body of another form raises; OverflowError comes of huge numbers.
@@ -54,7 +54,7 @@ class ChatRequest:
     def to_json(self) -> dict[str, Any]:
         """The body of a request, without the model's name."""
         return {
-            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+            "messages": [asdict(message) for message in self.messages],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             **({"logprobs": True, "top_logprobs": self.top_logprobs} if self.top_logprobs else {}),
@@ -115,11 +115,7 @@ class ChatAnswer:
             choice["logprobs"] = {"content": [_token_json(token) for token in self.tokens]}
         body: dict[str, Any] = {"object": "chat.completion", "choices": [choice]}
         if self.usage is not None:
-            body["usage"] = {
-                "prompt_tokens": self.usage.prompt_tokens,
-                "completion_tokens": self.usage.completion_tokens,
-                "total_tokens": self.usage.total,
-            }
+            body["usage"] = {**asdict(self.usage), "total_tokens": self.usage.total}
         return body
 
     def to_text(self) -> str:
@@ -133,16 +129,15 @@ class ChatAnswer:
             body = json.loads(text)
             choice = body["choices"][0]
             content = choice["message"]["content"]
-            found = (choice.get("logprobs") or {}).get("content") or []
+            tokens = (choice.get("logprobs") or {}).get("content") or []
             return cls(
                 "" if content is None else _text(content),
                 _usage_of(body.get("usage")),
-                tuple(_token_of(token) for token in found),
+                tuple(map(_token_of, tokens)),
                 str(choice.get("finish_reason") or "stop"),
             )
         except _MALFORMED as error:
-            what = f"{type(error).__name__}: {error}"
-            raise AnswerError(f"not a chat completion ({what})") from None
+            raise AnswerError(f"not a chat completion ({type(error).__name__}: {error})") from None
 
 
 class ChatModel(Protocol):
@@ -178,10 +173,9 @@ def _token_json(token: Token) -> dict[str, Any]:
     }
 
 
-def _token_of(found: Mapping[str, Any]) -> Token:
-    listed = found.get("top_logprobs") or ()
-    top = ((_text(each["token"]), _logprob(each["logprob"])) for each in listed)
-    return Token(_text(found["token"]), _logprob(found["logprob"]), tuple(top))
+def _token_of(entry: Mapping[str, Any]) -> Token:
+    top = ((_text(t["token"]), _logprob(t["logprob"])) for t in entry.get("top_logprobs") or ())
+    return Token(_text(entry["token"]), _logprob(entry["logprob"]), tuple(top))
 
 
 def _text(value: Any) -> str:
@@ -199,11 +193,11 @@ def _logprob(value: Any) -> float:
     return min(0.0, max(-9999.0, number))
 
 
-def _usage_of(found: Any) -> Usage | None:
-    if found is None:
+def _usage_of(entry: Any) -> Usage | None:
+    if entry is None:
         return None
-    usage = Usage(found["prompt_tokens"], found["completion_tokens"])
-    for count in (usage.prompt_tokens, usage.completion_tokens):
+    usage = Usage(entry["prompt_tokens"], entry["completion_tokens"])
+    for count in astuple(usage):
         if type(count) is not int or not 0 <= count < MOST_TOKENS:
             raise ValueError(f"usage counts {count!r} tokens")
     return usage

@@ -133,7 +133,9 @@ class Endpoint:
         body = {"model": config.model, **request.to_json()}
         body[config.limit_field] = body.pop("max_tokens")
         content = json.dumps(body, allow_nan=False).encode()
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return self._attempt(content, worst_case(request), gate)
             except _AttemptError as error:
@@ -150,7 +152,6 @@ class Endpoint:
             if failure.is_overload:
                 gate.close_for(pause)
             gate.pause(pause)
-        raise AssertionError("unreachable")
 
     def _attempt(self, content: bytes, most: Usage, gate: Gate) -> ChatAnswer:
         """Ask once. Raises _AttemptError, AbandonedError, and BudgetError."""
@@ -189,20 +190,20 @@ class Endpoint:
             raise self._failure(f"{error}: {_quoted(text)}", may_be_billed=True) from None
 
     def _refusal(self, status: int, header: str | None, text: str) -> _AttemptError:
-        config, asked = self._config, retry_after(header)
-        what = f"status {status}: {_quoted(_message_of(text))}"
-        is_too_long = asked is not None and asked > config.max_wait_seconds
+        config, seconds = self._config, retry_after(header)
+        problem = f"status {status}: {_quoted(_message_of(text))}"
+        is_too_long = seconds is not None and seconds > config.max_wait_seconds
         if status in (401, 403):
-            there = "is set" if self._key else "is not set"
-            what += f"; the key comes from ${config.key_variable}, which {there}"
+            problem += f"; the key comes from ${config.key_variable}, which "
+            problem += "is set" if self._key else "is not set"
         elif is_retried(status) and is_too_long:
-            what += (
-                f"; it asks to wait {asked:g} s, and max_wait_seconds is "
+            problem += (
+                f"; it asks to wait {seconds:g} s, and max_wait_seconds is "
                 f"{config.max_wait_seconds:g}: run the same again later, and only the rest is asked"
             )
         return self._failure(
-            what,
-            retry_after=asked,
+            problem,
+            retry_after=seconds,
             is_final=is_too_long or not is_retried(status),
             is_overload=status in OVERLOAD_STATUS,
             may_be_billed=status in UNKNOWN_STATUS,
@@ -224,7 +225,7 @@ class Endpoint:
             hint = f"; {address}/v1 has some" if is_above else ""
             raise EndpointError(f"{address}: found no chat completions there{hint}")
         try:
-            return [str(each["id"]) for each in json.loads(text)["data"]]
+            return [str(model["id"]) for model in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -237,8 +238,7 @@ class Endpoint:
         except httpx.ReadTimeout:
             return None, ""
         except (httpx.InvalidURL, httpx.RequestError, OSError, ValueError) as error:
-            what = f"{url}: no answer ({_name(error)})"
-            raise EndpointError(self._hide_key(what)) from None
+            raise EndpointError(self._hide_key(f"{url}: no answer ({_name(error)})")) from None
 
     def _request(
         self, method: str, url: str, seconds: float, content: bytes | None = None
@@ -274,8 +274,8 @@ class Endpoint:
             "extensions": {"sni_hostname": url.host},
         }
 
-    def _failure(self, what: str, **more: Any) -> _AttemptError:
-        message = f"{self._url} ({self._config.model}): {what}"
+    def _failure(self, problem: str, **more: Any) -> _AttemptError:
+        message = f"{self._url} ({self._config.model}): {problem}"
         return _AttemptError(self._hide_key(message), **more)
 
     def _hide_key(self, text: str) -> str:
@@ -336,19 +336,13 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     try:
         seconds = float(value)
     except ValueError:
-        seconds = _seconds_until(value, now or datetime.now(UTC))
+        try:
+            date = parsedate_to_datetime(value)
+        except (ValueError, OverflowError):
+            return None
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        seconds = (date - (now or datetime.now(UTC))).total_seconds()
     return seconds if seconds > 0 else None
-
-
-def _seconds_until(date: str, now: datetime) -> float:
-    """Seconds up to a date; 0 for a text that is no date."""
-    try:
-        moment = parsedate_to_datetime(date)
-    except (ValueError, OverflowError):
-        return 0.0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - now).total_seconds()
 
 
 def _read_key(variable: str) -> str:

@@ -91,13 +91,13 @@ class OptionDistribution:
 
         Even if no sample could be parsed.
         """
-        parsed = [each for each in logprobs if each is not None]
+        parsed = [values for values in logprobs if values is not None]
+        probabilities = torch.full(
+            (num_options,), 1 / num_options, dtype=torch.float64, device="cpu"
+        )
         if parsed:
             rows = torch.tensor(parsed, dtype=torch.float64, device="cpu")
             probabilities = option_probabilities(rows).mean(0)
-        else:
-            even = 1 / num_options
-            probabilities = torch.full((num_options,), even, dtype=torch.float64, device="cpu")
         return cls(probabilities, len(logprobs) - len(parsed), sum(usages, Usage()))
 
 
@@ -124,7 +124,7 @@ class Judge:
                 shown = {"dialogue": pair.prompt, "response A": one, "response B": other}
                 cases.append((shown, principle))
         template = self._template("compare", self.config.num_examples)
-        found = self._distributions(template, cases, on_answer)
+        distributions = self._distributions(template, cases, on_answer)
         return [
             PairVerdict(
                 float(as_a.probabilities[0]),
@@ -132,29 +132,23 @@ class Judge:
                 as_a.num_unparsed + as_b.num_unparsed,
                 as_a.usage + as_b.usage,
             )
-            for as_a, as_b in zip(found[::2], found[1::2], strict=True)
+            for as_a, as_b in zip(distributions[::2], distributions[1::2], strict=True)
         ]
 
-    def score(
-        self,
-        prompts: Sequence[str],
-        responses: Sequence[str],
-        on_answer: OnAnswer = lambda: None,
-    ) -> list[ScoreVerdict]:
+    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> list[ScoreVerdict]:
         """Ratings of single responses [RLAIF section 2.2.2]; raises as `compare` does."""
         cases: list[_Case] = [
             ({"dialogue": prompt, "response": response}, None)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = self._distributions(self._template("score", 0), cases, on_answer)
-        if not found:
+        distributions = self._distributions(self._template("score", 0), cases)
+        if not distributions:
             return []
-        scores, normalised = expected_score(torch.stack([each.probabilities for each in found]))
+        probabilities = torch.stack([rating.probabilities for rating in distributions])
+        scores, normalised = (values.tolist() for values in expected_score(probabilities))
         return [
-            ScoreVerdict(score, position, each.num_unparsed, each.usage)
-            for each, score, position in zip(
-                found, scores.tolist(), normalised.tolist(), strict=True
-            )
+            ScoreVerdict(score, position, rating.num_unparsed, rating.usage)
+            for rating, score, position in zip(distributions, scores, normalised, strict=True)
         ]
 
     def is_parsed(self, verdict: ScoreVerdict) -> bool:
@@ -181,7 +175,7 @@ class Judge:
         self,
         template: PromptTemplate,
         cases: Sequence[_Case],
-        on_answer: OnAnswer,
+        on_answer: OnAnswer = lambda: None,
     ) -> list[OptionDistribution]:
         """One distribution per case, of num_samples requests each."""
         num_samples, options = self.config.num_samples, OPTIONS[template.kind]
@@ -194,15 +188,26 @@ class Judge:
         if self.config.chain_of_thought:
             thoughts = self.chat.ask(requests, on_answer)
             requests = [
-                request.followed_by(*template.answer_question(found.content))
-                for request, found in zip(requests, thoughts, strict=True)
+                request.followed_by(*template.follow_up(thought.content, "answer"))
+                for request, thought in zip(requests, thoughts, strict=True)
             ]
             usages = _add_usages(usages, thoughts)
         requests = [self._option_request(request, options) for request in requests]
         answers = self.chat.ask(requests, on_answer)
         usages = _add_usages(usages, answers)
-        answers, usages = self._repaired(template, requests, answers, usages, options)
-        logprobs = [option_logprobs(each, options, self.config.min_mass) for each in answers]
+        logprobs = [self._option_logprobs(answer, options) for answer in answers]
+        # An answer that cannot be parsed is asked for once more.
+        bad = [index for index, values in enumerate(logprobs) if values is None]
+        repairs = [
+            requests[index].followed_by(
+                *template.follow_up(answers[index].content, "repair"),
+                max_tokens=self.config.max_answer_tokens,
+            )
+            for index in bad
+        ]
+        for index, answer in zip(bad, self.chat.ask(repairs), strict=True):
+            logprobs[index] = self._option_logprobs(answer, options)
+            usages[index] += answer.usage or Usage()
         samples = [slice(at, at + num_samples) for at in range(0, len(logprobs), num_samples)]
         return [OptionDistribution.mean(logprobs[s], usages[s], len(options)) for s in samples]
 
@@ -221,44 +226,13 @@ class Judge:
         """Ask for an option. With top_logprobs only its own tokens are needed, greedily."""
         config = self.config
         tokens = counts.verdict_tokens(config, max(map(len, options)))
+        request = replace(request, max_tokens=tokens)
         if not config.top_logprobs:
-            return replace(request, max_tokens=tokens)
-        return replace(
-            request,
-            max_tokens=tokens,
-            top_logprobs=config.top_logprobs,
-            temperature=0.0,
-            seed=None,
-        )
+            return request
+        return replace(request, top_logprobs=config.top_logprobs, temperature=0.0, seed=None)
 
-    def _repaired(
-        self,
-        template: PromptTemplate,
-        requests: Sequence[ChatRequest],
-        answers: Sequence[ChatAnswer],
-        usages: Sequence[Usage],
-        options: Sequence[str],
-    ) -> tuple[list[ChatAnswer], list[Usage]]:
-        """The answers and their tokens; one that cannot be parsed is asked for once more."""
-        bad = [
-            at
-            for at, answer in enumerate(answers)
-            if option_logprobs(answer, options, self.config.min_mass) is None
-        ]
-        again = self.chat.ask(
-            [
-                requests[at].followed_by(
-                    *template.repair_question(answers[at].content),
-                    max_tokens=self.config.max_answer_tokens,
-                )
-                for at in bad
-            ]
-        )
-        answers, usages = list(answers), list(usages)
-        for at, answer in zip(bad, again, strict=True):
-            answers[at] = answer
-            usages[at] += answer.usage or Usage()
-        return answers, usages
+    def _option_logprobs(self, answer: ChatAnswer, options: Sequence[str]) -> list[float] | None:
+        return option_logprobs(answer, options, self.config.min_mass)
 
 
 def _add_usages(usages: Sequence[Usage], answers: Sequence[ChatAnswer]) -> list[Usage]:

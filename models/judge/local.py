@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby, islice, takewhile
 from pathlib import Path
 
@@ -64,14 +65,14 @@ class LocalModel:
         """As in `ChatModel`; raises RequestError."""
         waiting = iter(requests)
         while window := list(islice(waiting, counts.REQUESTS_AT_ONCE)):
-            window.sort(key=_form)
-            for _, alike in groupby(window, key=_form):
-                yield from self._alike(list(alike))
+            window.sort(key=_batch_key)
+            for _, alike in groupby(window, key=_batch_key):
+                yield from self._answer_alike(list(alike))
 
     def encode(self, request: ChatRequest) -> list[int]:
         """Token ids of the prompt, up to where the answer begins. Raises RequestError."""
         ids: list[int] = self._tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in request.messages],
+            [asdict(message) for message in request.messages],
             chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
             add_generation_prompt=True,
             sanitize_control_tokens=True,
@@ -85,7 +86,9 @@ class LocalModel:
             )
         return ids
 
-    def _alike(self, named: Sequence[tuple[str, ChatRequest]]) -> Iterator[tuple[str, ChatAnswer]]:
+    def _answer_alike(
+        self, named: Sequence[tuple[str, ChatRequest]]
+    ) -> Iterator[tuple[str, ChatAnswer]]:
         """Answers to requests that differ only in messages and seed."""
         form = named[0][1]
         prompts = [self.encode(request) for _, request in named]
@@ -98,14 +101,13 @@ class LocalModel:
         for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):
             texts = [prompts[index] for index in batch]
             if is_one_token:
-                found = self._likeliest(texts, form.top_logprobs)
+                answers = self._likeliest(texts, form.top_logprobs)
             else:
-                found = self._sampled(texts, form, [named[index][1] for index in batch])
-            for index, (ids, tokens) in zip(batch, found, strict=True):
+                answers = self._sampled(texts, form, [named[index][1] for index in batch])
+            for index, (ids, tokens) in zip(batch, answers, strict=True):
                 content = self._tokenizer.decode(ids, skip_special_tokens=True)
                 usage = Usage(len(prompts[index]), len(ids))
-                is_whole = ids[-1] == self._tokenizer.eos_token_id
-                reason = "stop" if is_whole else "length"
+                reason = "stop" if ids[-1] == self._tokenizer.eos_token_id else "length"
                 yield named[index][0], ChatAnswer(content, usage, tokens, reason)
 
     def _likeliest(
@@ -131,9 +133,9 @@ class LocalModel:
         if not form.top_logprobs:
             return [(response, ()) for response in ids]
         batch = pack([Candidates(p, (r,)) for p, r in zip(prompts, ids, strict=True)])
-        own, top, likeliest = likeliest_tokens(self._model, batch, form.top_logprobs)
+        logprobs, top, likeliest = likeliest_tokens(self._model, batch, form.top_logprobs)
         chosen = torch.tensor([token for response in ids for token in response])
-        tokens = iter(self._tokens(chosen, own, top, likeliest))
+        tokens = iter(self._tokens(chosen, logprobs, top, likeliest))
         return [(response, tuple(islice(tokens, len(response)))) for response in ids]
 
     def _draws(self, request: ChatRequest) -> Tensor:
@@ -142,10 +144,12 @@ class LocalModel:
         generator = torch.Generator("cpu").manual_seed(seed)
         return torch.rand(request.max_tokens, generator=generator, device="cpu")
 
-    def _tokens(self, chosen: Tensor, own: Tensor, top: Tensor, ids: Tensor) -> tuple[Token, ...]:
+    def _tokens(
+        self, chosen: Tensor, logprobs: Tensor, top: Tensor, ids: Tensor
+    ) -> tuple[Token, ...]:
         """N tokens from ids (N,), log-probabilities (N,), and the K likeliest of each (N, K)."""
         texts = {i: self._tokenizer.decode([i]) for i in {*chosen.tolist(), *ids.ravel().tolist()}}
-        rows = zip(chosen.tolist(), own.tolist(), top.tolist(), ids.tolist(), strict=True)
+        rows = zip(chosen.tolist(), logprobs.tolist(), top.tolist(), ids.tolist(), strict=True)
         return tuple(
             Token(texts[token], value, tuple(zip((texts[i] for i in others), values, strict=True)))
             for token, value, values, others in rows
@@ -163,7 +167,7 @@ def _with_common_prefix(prompts: Sequence[list[int]]) -> list[Candidates]:
     return [Candidates(shared, tuple(prompt[len(shared) :] for prompt in prompts))]
 
 
-def _form(named: tuple[str, ChatRequest]) -> tuple[int, float, int]:
+def _batch_key(named: tuple[str, ChatRequest]) -> tuple[int, float, int]:
     """What the requests of one batch must have in common."""
     _, request = named
     return request.max_tokens, request.temperature, request.top_logprobs

@@ -35,10 +35,10 @@ def option_logprobs(
     mass = sum(shares)
     if mass > 0 and mass >= min_mass:
         return [math.log(share) if share > 0 else -math.inf for share in shares]
-    found = option_of(answer.content, options)
-    if found is None:
+    choice = option_of(answer.content, options)
+    if choice is None:
         return None
-    return [0.0 if option == found else -math.inf for option in options]
+    return [0.0 if option == choice else -math.inf for option in options]
 
 
 def option_of(text: str, options: Sequence[str]) -> str | None:

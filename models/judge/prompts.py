@@ -58,25 +58,16 @@ class PromptTemplate:
             }
             messages.append(self._ask(shown, first))
             if with_thoughts:
-                messages += self.answer_question(example.thoughts)
+                messages += self.follow_up(example.thoughts, "answer")
             messages.append(Message("assistant", example.verdict))
         messages.append(self._ask(blocks, first, principle))
         introduction = f"{self.rubric.criteria}\n\n{questions[self.kind]}\n\n{messages[0].content}"
         return (Message("user", introduction), *messages[1:])
 
-    def answer_question(self, thoughts: str) -> tuple[Message, ...]:
-        """The judge's thoughts, and the question for its answer."""
-        return (
-            assistant_message(thoughts),
-            Message("user", load_questions()[f"{self.kind} answer"]),
-        )
-
-    def repair_question(self, answer: str) -> tuple[Message, ...]:
-        """An answer that cannot be parsed, and the question that states the required form."""
-        return (
-            assistant_message(answer),
-            Message("user", load_questions()[f"{self.kind} repair"]),
-        )
+    def follow_up(self, reply: str, part: Literal["answer", "repair"]) -> tuple[Message, ...]:
+        """The judge's reply, and the question for its answer, or for the required form."""
+        question = load_questions()[f"{self.kind} {part}"]
+        return assistant_message(reply), Message("user", question)
 
     def _ask(self, blocks: Mapping[str, str], part: str, principle: str | None = None) -> Message:
         question = load_questions()[f"{self.kind} {part}"]

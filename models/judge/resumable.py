@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ from trimtab.models.judge.judge import Comparison, Judge
 from trimtab.models.training import signals
 from trimtab.models.training.checkpoint import newest_checkpoint, save_checkpoint
 from trimtab.models.training.progress import Progress
+from trimtab.models.training.stage import Row, Stage
 
-Row = dict[str, Any]
 Item = TypeVar("Item")
 USAGE_COLUMNS = ("prompt_tokens", "completion_tokens", "cost")
 
@@ -52,8 +52,7 @@ class ResumableBatch:
     def resume(cls, workdir: Path) -> ResumableBatch:
         """From the newest checkpoint, if any. From now on SIGTERM waits for a checkpoint."""
         state = newest_checkpoint(workdir) or {}
-        found = (state.get("rows", []), state.get("answers", {}), state.get("step", 0))
-        return cls(workdir, *found)
+        return cls(workdir, state.get("rows", []), state.get("answers", {}), state.get("step", 0))
 
     def save(self) -> None:
         """Write a checkpoint."""
@@ -105,8 +104,7 @@ class ResumableBatch:
 
 def usage_columns(chat: CachedChatModel, usage: Usage) -> dict[str, float]:
     """The tokens and the cost of a row's answers, as USAGE_COLUMNS."""
-    values = (usage.prompt_tokens, usage.completion_tokens, chat.budget.cost(usage))
-    return dict(zip(USAGE_COLUMNS, values, strict=True))
+    return dict(zip(USAGE_COLUMNS, (*astuple(usage), chat.budget.cost(usage)), strict=True))
 
 
 def usage_totals(rows: Sequence[Row]) -> dict[str, float]:
@@ -122,13 +120,11 @@ def _percent(
 
     def on_answer() -> None:
         nonlocal answers
-        before, now = (
-            100 * (num_finished + count // answers_per_item) // num_items
-            for count in (answers, answers + 1)
-        )
         answers += 1
-        if now > before:
-            progress.advance(num_finished + answers // answers_per_item, num_items)
+        items, rest = divmod(answers, answers_per_item)
+        finished = num_finished + items
+        if rest == 0 and 100 * finished // num_items > 100 * (finished - 1) // num_items:
+            progress.advance(finished, num_items)
 
     return on_answer
 
@@ -146,19 +142,23 @@ def _spending(chat: CachedChatModel) -> dict[str, float]:
 
 def judge_pairs(
     config: JudgedPairsConfig | JudgeAnswersConfig,
-    constitution: Path | None,
+    stage: Stage,
     pairs: Sequence[Comparison],
-    workdir: Path,
     measures: Callable[[list[Row]], dict[str, float]],
 ) -> list[Row]:
     """A row per pair, in order. Asked to stop, it writes a checkpoint and ends the process.
+
+    Input: `constitution`, the user's own, if the judge has one.
 
     preference: the probability that the first response is better, the mean of shown_first and
     shown_second (shown as A, as B), within the judge's `clamp`; verdict 1, 0 or -1; num_unparsed,
     of both orders' answers; USAGE_COLUMNS. `measures` of all rows so far are logged.
     """
-    batch = ResumableBatch.resume(workdir)
-    judge = build_judge(config.judge, workdir, config.seed, signals.stop_requested, constitution)
+    batch = ResumableBatch.resume(stage.workdir)
+    constitution = stage.inputs.get("constitution")
+    judge = build_judge(
+        config.judge, stage.workdir, config.seed, signals.stop_requested, constitution
+    )
     return batch.run(
         pairs,
         judge.chat,

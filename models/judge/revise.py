@@ -80,9 +80,9 @@ class Reviser:
             for prompt, draft, principle in zip(prompts, drafts, principles, strict=True)
         ]
         if config.critique:
-            found = self.chat.ask(requests, on_answer)
-            critiques = [answer.content.strip() for answer in found]
-            usages = [answer.usage or Usage() for answer in found]
+            answers = self.chat.ask(requests, on_answer)
+            critiques = [answer.content.strip() for answer in answers]
+            usages = [answer.usage or Usage() for answer in answers]
             requests = [
                 request.followed_by(
                     assistant_message(critique),
@@ -111,13 +111,12 @@ class Reviser:
 
 
 def _step(principle: str, critique: str, draft: str, answer: ChatAnswer, usage: Usage) -> Revision:
-    found = revision_of(answer)
-    if found is not None:  # some models begin every response with a space
-        found = draft[: len(draft) - len(draft.lstrip())] + found
-    whole = usage + (answer.usage or Usage())
-    return Revision(
-        principle, critique, draft if found is None else found, found is not None, whole
-    )
+    revision, usage = revision_of(answer), usage + (answer.usage or Usage())
+    if revision is None:
+        return Revision(principle, critique, draft, False, usage)
+    # Some models begin every response with a space.
+    space = draft[: len(draft) - len(draft.lstrip())]
+    return Revision(principle, critique, space + revision, True, usage)
 
 
 def revision_of(answer: ChatAnswer) -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,21 @@ class JudgeReward:
         """Ratings (N,) in [-1, 1] of N responses, and metrics.
 
         Metrics: `judge_unparsed`, the share without a parsed rating; `judge_tokens`, of requests
-        and answers. Raises ValueError if no rating could be parsed, and what the judge raises.
+        and answers, which only rank zero knows. Raises ValueError if no rating could be parsed, and
+        what the judge raises.
         """
-        # Of each response: rating, whether there is one, tokens.
-        found = torch.zeros(3, len(responses), device=current_device())
+        # Of each response: rating, and whether there is one.
+        columns = torch.zeros(2, len(responses), device=current_device())
+        num_tokens = 0
         if self._judge is not None:
-            pairs = list(zip(prompts, responses, strict=True))
-            found.copy_(torch.tensor(self._columns(self._judge, pairs)))
-        distributed.all_reduce_sum([found])
-        found = found.cpu()
-        ratings, is_rated = found[0], found[1].bool()
+            keys = [_key(*pair) for pair in zip(prompts, responses, strict=True)]
+            num_tokens = self._rate_new(self._judge, keys, prompts, responses)
+            known = [self._known[key] for key in keys]
+            columns[0] = torch.tensor([rating or 0.0 for rating in known])
+            columns[1] = torch.tensor([rating is not None for rating in known])
+        distributed.all_reduce_sum([columns])
+        columns = columns.cpu()
+        ratings, is_rated = columns[0], columns[1].bool()
         if not is_rated.any():
             raise ValueError(
                 f"none of the judge's answers about {len(responses)} responses could be parsed, so "
@@ -65,7 +71,7 @@ class JudgeReward:
         ratings = torch.where(is_rated, ratings, ratings[is_rated].mean())
         return ratings, {
             "judge_unparsed": 1 - is_rated.float().mean(),
-            "judge_tokens": found[2].sum(),
+            "judge_tokens": torch.tensor(num_tokens, device="cpu"),
         }
 
     def summary(self) -> dict[str, float]:
@@ -79,33 +85,29 @@ class JudgeReward:
 
     def state_dict(self) -> dict[str, Any]:
         """The ratings and their tokens."""
-        spent = [self._spent.prompt_tokens, self._spent.completion_tokens]
-        return {"known": dict(self._known), "spent": spent}
+        return {"known": dict(self._known), "spent": list(astuple(self._spent))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._known = dict(state["known"])
         self._spent = Usage(*state["spent"])
 
-    def _columns(self, judge: Judge, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
-        keys = [_key(*pair) for pair in pairs]
-        tokens = self._rate_new(judge, dict(zip(keys, pairs, strict=True)))
-        ratings = [self._known[key] for key in keys]
-        return [
-            [rating or 0.0 for rating in ratings],
-            [float(rating is not None) for rating in ratings],
-            [float(tokens.pop(key, 0)) for key in keys],
-        ]
-
-    def _rate_new(self, judge: Judge, pairs: dict[str, tuple[str, str]]) -> dict[str, int]:
-        """Ask for the ratings that are not known yet; returns the tokens of each."""
-        new = {key: pair for key, pair in pairs.items() if key not in self._known}
+    def _rate_new(
+        self, judge: Judge, keys: Sequence[str], prompts: Sequence[str], responses: Sequence[str]
+    ) -> int:
+        """Ask for the ratings that are not known yet; returns the tokens that these took."""
+        new = {
+            key: (prompt, response)
+            for key, prompt, response in zip(keys, prompts, responses, strict=True)
+            if key not in self._known
+        }
         verdicts = judge.score([prompt for prompt, _ in new.values()], [r for _, r in new.values()])
         judge.chat.clear_memory()
         for key, verdict in zip(new, verdicts, strict=True):
             self._known[key] = verdict.normalised if judge.is_parsed(verdict) else None
-            self._spent += verdict.usage
-        return {key: each.usage.total for key, each in zip(new, verdicts, strict=True)}
+        used = sum((verdict.usage for verdict in verdicts), Usage())
+        self._spent += used
+        return used.total
 
 
 def _key(prompt: str, response: str) -> str:

@@ -182,21 +182,20 @@ class ExpectedRewardTerm(DrawnTerm):
 def _expected_reward_term(
     config: AdvantageModelConfig, model: PreTrainedModel, stage: Stage
 ) -> ExpectedRewardTerm | None:
-    """On samples of the policy; None where none is asked for, ValueError without prompts."""
-    own = config.expected_reward
-    if own is None:
+    """The term on samples of the policy, None if not configured; ValueError without prompts."""
+    sampling = config.expected_reward
+    if sampling is None:
         return None
     if "data" not in stage.inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
-    asked = _prompts(stage, config.seed)[: own.num_prompts]
-    limit = context_length(model.config)
-    rows = sample_answers(own, stage, asked, config.seed, limit)
+    prompts = _prompts(stage, config.seed)[: sampling.num_prompts]
+    rows = sample_answers(sampling, stage, prompts, config.seed, context_length(model.config))
     depth = num_frozen_layers(model, config.train.trainable_layers)
     return ExpectedRewardTerm(
         with_trunk(model, rows, depth),
-        own.coef,
-        own.batch_size,
-        categories=tuple(row.get("category") for row in asked),
+        sampling.coef,
+        sampling.batch_size,
+        categories=tuple(row.get("category") for row in prompts),
     )
 
 
@@ -223,24 +222,24 @@ def refit_expected_reward(
         states = hidden[batch.prompt_end.view(count, -1)[:, 0]]
         return states, (rewards - expected).view(count, -1).mean(1)
 
-    states, error = (found.double() for found in map_rows(rows, encode_rows))
+    states, error = (values.double() for values in map_rows(rows, encode_rows))
     left, values, right = torch.linalg.svd(states, full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
 
     def cross_validated(ridge: Tensor) -> Tensor:
-        kept = squares / (squares + ridge)
-        residual = error.square().sum() - ((1 - (1 - kept).square()) * along.square()).sum()
-        return count * residual / (count - kept.sum()).square()
+        share = squares / (squares + ridge)
+        residual = error.square().sum() - ((1 - (1 - share).square()) * along.square()).sum()
+        return count * residual / (count - share.sum()).square()
 
     ridges = [squares.max() * 10.0**power for power in range(-6, 7)]
     ridge = min(ridges, key=cross_validated)
     change = right.T @ (values / (squares + ridge) * along)
-    change += _balanced(states, error, change, categories, right, squares + ridge)
+    change += _balance_categories(states, error, change, categories, right, squares + ridge)
     model.score.weight[expected_column(model)] += change.float()
 
 
-def _balanced(
+def _balance_categories(
     states: Tensor,
     error: Tensor,
     change: Tensor,
@@ -248,14 +247,14 @@ def _balanced(
     right: Tensor,
     penalised: Tensor,
 ) -> Tensor:
-    """What to add to a ridge regression's weights `change` (H,) so that each category's mean error
-    is 0: the least by the regression's own metric, which is diagonal, `penalised` (K,), along the
-    rows of `right` (K, H)."""
+    """The correction (H,) of a ridge regression's weights `change` (H,) after which each category's
+    mean error is 0: the smallest in the regression's metric, which is diagonal, `penalised` (K,),
+    along the rows of `right` (K, H)."""
     number = Counter(categories)
     large = [name for name, count in number.items() if count >= PROMPTS_OF_CATEGORY]
     if not large or STATES_PER_CONSTRAINT * len(large) > len(right):
         return torch.zeros_like(change)
-    members = states.new_tensor([[name == own for own in categories] for name in large])
+    members = states.new_tensor([[name == category for category in categories] for name in large])
     means = members / members.sum(1, keepdim=True)
     along = means @ states @ right.T
     weighted = along / penalised
@@ -270,7 +269,7 @@ def learned_expected_reward(model: PreTrainedModel) -> bool:
 
 
 def _prompts(stage: Stage, seed: int) -> list[Row]:
-    """The policy's prompts in an order of the seed's: they may be sorted by what they ask for."""
+    """The policy's prompts, shuffled by the seed, as the file may be sorted by category."""
     rows = stage.rows("data", "policy_prompts.jsonl")
     random.Random(f"expected reward/{seed}").shuffle(rows)
     return rows
@@ -279,29 +278,28 @@ def _prompts(stage: Stage, seed: int) -> list[Row]:
 def _compare_held_out(
     config: AdvantageModelConfig, model: PreTrainedModel, stage: Stage
 ) -> tuple[list[Row], dict[str, float]]:
-    """e(x) beside the mean reward of new samples, of each held-out prompt; how well they agree.
+    """e(x) and the mean reward of new samples, for each held-out prompt, and how well they agree.
 
     Rows of expected_rewards.jsonl, and for the summary their correlation and the mean over all
     prompts of r - e, which is 0 under eq. 7. Nothing where e(x) has not learned from samples.
     """
-    own = config.expected_reward
-    if own is None:
+    sampling = config.expected_reward
+    if sampling is None:
         return [], {}
     signals.undefer()  # this has no checkpoints
-    held_out = _prompts(stage, config.seed)[own.num_prompts :][: own.num_held_out]
+    held_out = _prompts(stage, config.seed)[sampling.num_prompts :][: sampling.num_held_out]
     if len(held_out) < 2:
         return [], {}
-    limit = context_length(model.config)
     seed = config.seed + 1  # other samples than those of training
-    more = own.model_copy(update={"num_responses": own.held_out_responses})
-    rows = sample_answers(more, stage, held_out, seed, limit)
-    mean, expected = mean_and_expected(model, rows)
-    found = [
+    more = sampling.model_copy(update={"num_responses": sampling.held_out_responses})
+    answers = sample_answers(more, stage, held_out, seed, context_length(model.config))
+    mean, expected = mean_and_expected(model, answers)
+    rows = [
         {"category": row.get("category"), "expected_reward": e, "mean_reward": r}
         for row, e, r in zip(held_out, expected.tolist(), mean.tolist(), strict=True)
     ]
     correlation = torch.corrcoef(torch.stack([expected, mean]))[0, 1].nan_to_num()
-    return found, {
+    return rows, {
         "expected_reward_correlation": float(correlation),
         "held_out_advantage": float((mean - expected).mean()),
     }

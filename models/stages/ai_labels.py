@@ -31,14 +31,14 @@ from trimtab.models.data.records import Opinion
 from trimtab.models.functional.verdicts import preferred_labels
 from trimtab.models.training.stage import Row, Stage
 
-# What another stage says of itself.
-OWN_FILES = ("summary.json", "metrics.jsonl", "trainer.log")
+# What a stage writes about its run, not about its pairs.
+STAGE_FILES = ("summary.json", "metrics.jsonl", "trainer.log")
 
 
 def run(config: AILabelsConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `judgements` (judge_preferences). Output: the former's files, with
     train.jsonl and, where there is one, truth.jsonl as the judge has it."""
-    source, others = stage.inputs["preferences"], shutil.ignore_patterns(*OWN_FILES)
+    source, others = stage.inputs["preferences"], shutil.ignore_patterns(*STAGE_FILES)
     shutil.copytree(source, stage.output, dirs_exist_ok=True, ignore=others)
     pairs = stage.rows("preferences", "train.jsonl")
     judgements = {
@@ -46,7 +46,7 @@ def run(config: AILabelsConfig, stage: Stage) -> None:
         for row in stage.rows("judgements", "judgements.jsonl")
         if row["split"] == "train"
     }
-    reasons = [_why_not(judgements.get(pair["id"])) for pair in pairs]
+    reasons = [_reason_unlabelled(judgements.get(pair["id"])) for pair in pairs]
     judged = [pair["id"] for pair, reason in zip(pairs, reasons, strict=True) if reason is None]
     if not judged:
         raise ValueError(
@@ -54,15 +54,14 @@ def run(config: AILabelsConfig, stage: Stage) -> None:
             f"{dict(Counter(map(str, reasons)))}; allowed: at least one. Look at what the judge "
             "answers"
         )
-    preference = torch.tensor(
-        [judgements[name]["preference"] for name in judged], dtype=torch.float64
-    )
+    preferences = [judgements[name]["preference"] for name in judged]
+    preference = torch.tensor(preferences, dtype=torch.float64)
     is_turned, label = preferred_labels(preference, soft=config.soft)
     labels = dict(zip(judged, zip(is_turned.tolist(), label.tolist(), strict=True), strict=True))
-    stage.write_rows("train.jsonl", (_labelled(pair, labels) for pair in pairs))
+    stage.write_rows("train.jsonl", (_relabel_pair(pair, labels) for pair in pairs))
     if (source / "truth.jsonl").exists():
         truth = stage.rows("preferences", "truth.jsonl")
-        stage.write_rows("truth.jsonl", (_known(row, labels) for row in truth))
+        stage.write_rows("truth.jsonl", (_relabel_truth(row, labels) for row in truth))
     counts = Counter(reasons)
     stage.write_summary(
         {
@@ -76,8 +75,8 @@ def run(config: AILabelsConfig, stage: Stage) -> None:
     )
 
 
-def _why_not(judgement: Row | None) -> str | None:
-    """Why a pair keeps its label; None where it gets the judge's."""
+def _reason_unlabelled(judgement: Row | None) -> str | None:
+    """Why a pair keeps its label; None if it gets the judge's."""
     if judgement is None:
         return "unasked"
     # An order in which nothing was understood has exactly 1/2.
@@ -85,35 +84,35 @@ def _why_not(judgement: Row | None) -> str | None:
     return "unparsed" if even and judgement["num_unparsed"] else None
 
 
-def _labelled(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
-    """The pair as the judge has it."""
+def _relabel_pair(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
+    """The pair with the judge's label."""
     if pair["id"] not in labels:
         return pair
     is_turned, label = labels[pair["id"]]
     if is_turned:
-        pair = _exchanged(pair, "chosen", "rejected")
-        pair |= {"rating": None, "votes": _exchanged(pair.get("votes"), "chosen", "rejected")}
+        pair = _exchange(pair, "chosen", "rejected")
+        pair |= {"rating": None, "votes": _exchange(pair.get("votes"), "chosen", "rejected")}
         if pair.get("messages"):
-            pair |= {"messages": _exchanged(pair["messages"], "chosen", "rejected")}
+            pair |= {"messages": _exchange(pair["messages"], "chosen", "rejected")}
         if pair.get("opinions"):
-            said = [Opinion(**opinion).exchanged() for opinion in pair["opinions"]]
-            pair |= {"opinions": [dataclasses.asdict(opinion) for opinion in said]}
+            opinions = [Opinion(**opinion).exchanged() for opinion in pair["opinions"]]
+            pair |= {"opinions": [dataclasses.asdict(opinion) for opinion in opinions]}
     return pair if label == 1 else pair | {"label": label}
 
 
-def _known(truth: Row, labels: dict[str, tuple[bool, float]]) -> Row:
-    """What is known of a pair as the judge has it."""
+def _relabel_truth(truth: Row, labels: dict[str, tuple[bool, float]]) -> Row:
+    """The row of truth.jsonl for the judge's label."""
     if truth["id"] not in labels:
         return truth
     is_turned, _ = labels[truth["id"]]
     if is_turned:
-        truth = _exchanged(truth, "gold_chosen", "gold_rejected")
+        truth = _exchange(truth, "gold_chosen", "gold_rejected")
         truth = truth | {"is_wrong": truth["gold_chosen"] < truth["gold_rejected"]}
     if truth["kind"] == "ambiguous":
         return truth
     return truth | {"kind": "flipped" if truth["is_wrong"] else "clear"}
 
 
-def _exchanged(row: Any, one: str, other: str) -> Any:
+def _exchange(row: Any, one: str, other: str) -> Any:
     """A row with two values exchanged; none stays none."""
     return row and row | {one: row[other], other: row[one]}

@@ -44,5 +44,5 @@ def run(config: CompareConfig, stage: Stage) -> None:
         figures = {**method.means, "rating": method.rated.rating}
         if method.against_sft is not None:
             figures["net"] = method.against_sft.net
-        numbers |= {f"{method.name}_{name}": found.value for name, found in figures.items()}
+        numbers |= {f"{method.name}_{name}": figure.value for name, figure in figures.items()}
     stage.write_summary({"answer": answer.sentence, **numbers})

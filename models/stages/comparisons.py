@@ -66,33 +66,34 @@ def _sample(
     writers: list[int],
     workdir: Path,
 ) -> list[list[str]]:
-    """Of each prompt the responses of the policy that writers names, those of the expert families
-    sampled after the others."""
-    found: dict[int, list[str]] = {}
-    progress_of = config.num_responses * len(prompts)
+    """The responses to each prompt, by the policy that `writers` names. Prompts of the expert
+    families are sampled after the others."""
+    answers: dict[int, list[str]] = {}
+    total = config.num_responses * len(prompts)
     for number, folder in enumerate(policies):
         policy, tokenizer = load_policy(folder, is_frozen=True), load_tokenizer(folder)
         generator = torch.Generator().manual_seed(config.seed + number)
-        own = [row for row, writer in enumerate(writers) if writer == number]
+        rows = [row for row, writer in enumerate(writers) if writer == number]
+        expert = [row for row in rows if family_of(prompts[row]).is_expert]
+        others = [row for row in rows if not family_of(prompts[row]).is_expert]
         with vllm_sampler(config, workdir):
-            for is_expert, temperature in (
-                (False, config.temperature),
-                (True, config.expert_temperature),
+            for rows, temperature in (
+                (others, config.temperature),
+                (expert, config.expert_temperature),
             ):
-                rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
                 if not rows:
                     continue
-                answers = respond_often(
+                texts = respond_often(
                     policy,
                     tokenizer,
                     [prompts[row] for row in rows],
                     config.num_responses,
                     Sampling(temperature, config.max_new_tokens),
                     generator,
-                    Progress(workdir, done=config.num_responses * len(found), of=progress_of),
+                    Progress(workdir, done=config.num_responses * len(answers), of=total),
                 )
-                found |= zip(rows, answers, strict=True)
-    return [found[row] for row in range(len(prompts))]
+                answers |= zip(rows, texts, strict=True)
+    return [answers[row] for row in range(len(prompts))]
 
 
 def _compare(
@@ -112,7 +113,7 @@ def _compare(
         config.clear_gap,
         config.sharpness,
     )
-    found: list[tuple[int, str, str, LabelledPair]] = []  # prompt, split, id
+    labelled: list[tuple[int, str, str, LabelledPair]] = []  # prompt, split, id
     for index, (prompt, responses) in enumerate(zip(prompts, answers, strict=True)):
         split, group = _draw_split(config, rng), f"pair-{index:05d}"
         compared: set[frozenset[str]] = set()
@@ -122,13 +123,13 @@ def _compare(
             if pair is None:
                 continue
             compared.add(frozenset((pair.chosen, pair.rejected)))
-            found.append((index, split, group if number == 0 else f"{group}-{number}", pair))
-    pairs = [pair for *_, pair in found]
+            labelled.append((index, split, group if number == 0 else f"{group}-{number}", pair))
+    pairs = [pair for *_, pair in labelled]
     if not is_uniform:
         pairs = flip_hard_pairs(pairs, config.flip_share)
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     truth: list[Row] = []
-    for (index, split, identifier, _), pair in zip(found, pairs, strict=True):
+    for (index, split, identifier, _), pair in zip(labelled, pairs, strict=True):
         row = truth_row(identifier, pair)
         truth.append({**row, "split": split})
         splits[split].append(

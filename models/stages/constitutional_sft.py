@@ -27,8 +27,7 @@ def run(config: ConstitutionalSFTConfig, stage: Stage) -> None:
     helpful = helpful_beside(config, revised, stage.rows("data", "demonstrations.jsonl"))
     rows = revised + helpful
     examples = encode_demonstrations(rows, tokenizer, context_length(model.config))
-    summary = imitate(model, examples, config.train, seed=config.seed, workdir=stage.workdir)
-    stage.write_model(model, tokenizer)
+    summary = imitate(stage, model, tokenizer, examples, config.train, config.seed)
     stage.write_summary({**summary, "num_revisions": len(revised), "num_helpful": len(helpful)})
 
 

@@ -27,7 +27,6 @@ def run(config: CPLConfig, stage: Stage) -> None:
         arguments=lambda at: (pairs.label[at], pairs.margin[at], pairs.weight[at]),
     )
     summary = train_policy(config, stage, model, tokenizer, data, _pair_loss(model, config))
-    stage.write_model(model, tokenizer)
     stage.write_summary({**summary, "num_trained_pairs": len(pairs.rows)})
 
 

@@ -40,7 +40,6 @@ def run(config: DPOConfig, stage: Stage) -> None:
         pairs.rows, pairs.weight, arguments=partial(_pair_arguments, pairs, ref_logprobs)
     )
     summary = train_policy(config, stage, model, tokenizer, data, _pair_loss(model, config))
-    stage.write_model(model, tokenizer)
     stage.write_summary({**summary, "num_trained_pairs": len(pairs.rows)})
 
 
@@ -59,9 +58,7 @@ def _pair_arguments(
     pairs: Pairs, ref_logprobs: Tensor, indices: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The reference's log-probabilities (b, 2), label, margin and weight (b,) of b pairs."""
-    of_all = (ref_logprobs, pairs.label, pairs.margin, pairs.weight)
-    reference, label, margin, weight = (values[indices] for values in of_all)
-    return reference, label, margin, weight
+    return ref_logprobs[indices], pairs.label[indices], pairs.margin[indices], pairs.weight[indices]
 
 
 def _pair_loss(model: PreTrainedModel, config: DPOConfig) -> LossFunction:

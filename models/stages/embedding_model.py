@@ -93,26 +93,24 @@ def run(config: EmbeddingModelConfig, stage: Stage) -> None:
     # NumPy's own threads, as many as the machine has cores, would wait for each other.
     with threadpool_limits(torch.get_num_threads()):
         scores, summary = preference_scores(answers, config)
-    is_planted = {
-        row["id"] for row, is_own in zip(answers["train"].rows, turned, strict=True) if is_own
-    }
+    planted_ids = {answers["train"].rows[index]["id"] for index in np.flatnonzero(turned).tolist()}
     stage.write_rows(
         "scores.jsonl",
         (
             score_row(
                 row["id"],
                 split,
-                tuple(own),
-                is_planted=row["id"] in is_planted if config.planted_share else None,
+                tuple(pair_scores),
+                is_planted=row["id"] in planted_ids if config.planted_share else None,
             )
             for split in SPLITS
-            for row, own in zip(answers[split].rows, scores[split].tolist(), strict=True)
+            for row, pair_scores in zip(answers[split].rows, scores[split].tolist(), strict=True)
         ),
     )
     accuracy = {
-        f"{split}_accuracy": float((own[:, 0] > own[:, 1]).mean())
-        for split, own in scores.items()
-        if len(own)
+        f"{split}_accuracy": float((values[:, 0] > values[:, 1]).mean())
+        for split, values in scores.items()
+        if len(values)
     }
     unknown = _unknown_tokens(config, stage.inputs["embeddings"] / "summary.json")
     stage.write_summary({"num_trained_pairs": num_trained, **accuracy, **summary, **unknown})
@@ -122,8 +120,8 @@ def _unknown_tokens(config: EmbeddingModelConfig, path: Path) -> dict[str, float
     """How much of the answers the encoder did not know, where a model reads its vectors."""
     if config.kind not in ("linear", "nearest") or not path.is_file():
         return {}
-    found = json.loads(path.read_text("utf-8"))
-    return {UNKNOWN_TOKENS: found[UNKNOWN_TOKENS]} if UNKNOWN_TOKENS in found else {}
+    summary = json.loads(path.read_text("utf-8"))
+    return {UNKNOWN_TOKENS: summary[UNKNOWN_TOKENS]} if UNKNOWN_TOKENS in summary else {}
 
 
 def preference_scores(
@@ -140,7 +138,7 @@ def read_answers(stage: Stage) -> dict[str, Answers]:
     """The pairs of each split with their embeddings, float32."""
     tensors = load_file(stage.inputs["embeddings"] / "embeddings.safetensors")
     numbers: dict[str, int] = {}
-    found = {}
+    answers = {}
     for split in SPLITS:
         rows = stage.rows("preferences", f"{split}.jsonl")
         if tensors[split].shape[0] != len(rows):
@@ -151,8 +149,8 @@ def read_answers(stage: Stage) -> dict[str, Answers]:
         prompt = [numbers.setdefault(first_turn(row["prompt"]), len(numbers)) for row in rows]
         label = [row.get("label", 1.0) for row in rows]
         embedding = tensors[split].astype(np.float32)
-        found[split] = Answers(rows, embedding, np.array(prompt, int), np.array(label, float))
-    return found
+        answers[split] = Answers(rows, embedding, np.array(prompt, int), np.array(label, float))
+    return answers
 
 
 def with_flips(answers: Answers, turned: Array) -> Answers:
@@ -198,14 +196,13 @@ class LinearModel:
         return scores_of(self.features[whose], self.place[whose], weights)
 
     def unopposed(self, used: Array, folds: Array, inverse_penalty: float, start: Array) -> Array:
-        """(N,) bool: of the pairs `used`, those whose label a model of their other folds does not
-        contradict."""
-        kept = used.copy()
+        """(N,) bool: the pairs of `used` whose label no model of the other folds contradicts."""
+        is_unopposed = used.copy()
         for fold in np.unique(folds[used]):
             part = used & (folds == fold) & self.is_learned
             scores = self.scores(part, self.fit(used & (folds != fold), inverse_penalty, start))
-            kept[part] = (2 * self.label[part] - 1) * (scores[:, 0] - scores[:, 1]) >= 0
-        return kept
+            is_unopposed[part] = (2 * self.label[part] - 1) * (scores[:, 0] - scores[:, 1]) >= 0
+        return is_unopposed
 
 
 def linear_scores(
@@ -220,22 +217,24 @@ def linear_scores(
     spread = np.sqrt(((better - worse) ** 2).mean(0))
     for values in features.values():
         values /= np.where(spread > 0, spread, 1)
-    is_learned = drawn(len(train.rows), config.seed)
+    is_learned = draw_pairs(len(train.rows), config.seed)
     model = LinearModel(features["train"], places["train"], train.label, is_learned)
     folds = folds_of(train.rows, config.num_folds, config.fold_by).numpy()
-    loss, inverse_penalty, scores, starts = _likeliest(model, folds, config.num_folds)
+    loss, inverse_penalty, scores, starts = _cross_validate(model, folds, config.num_folds)
     summary = {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
     weights = model.fit(np.ones(len(folds), bool), inverse_penalty, model.zeros)
     if config.second_fit:
-        again, weights_again = _second_fit(model, folds, inverse_penalty, {**starts, None: weights})
-        first, second = _stacked(scores, again, model.label)
+        again, weights_again = _fit_unopposed(
+            model, folds, inverse_penalty, {**starts, None: weights}
+        )
+        first, second = _stacking_weights(scores, again, model.label)
         scores, weights = first * scores + second * again, first * weights + second * weights_again
         summary |= {"weight_first_fit": first, "weight_second_fit": second}
-    found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
-    return found | {"train": scores}, summary
+    by_split = {split: scores_of(f, places[split], weights) for split, f in features.items()}
+    return by_split | {"train": scores}, summary
 
 
-def _likeliest(
+def _cross_validate(
     model: LinearModel, folds: Array, num_folds: int
 ) -> tuple[float, float, Array, dict[int | None, Array]]:
     """The loss, inverse penalty, cross-fitted scores (N, 2), and weights by fold left out, of the
@@ -262,36 +261,36 @@ def _likeliest(
     return best
 
 
-def _second_fit(
+def _fit_unopposed(
     model: LinearModel, folds: Array, inverse_penalty: float, starts: dict[int | None, Array]
 ) -> tuple[Array, Array]:
     """Cross-fitted scores (N, 2), and weights of all pairs, of models that leave out what models of
     other pairs contradict.
 
-    What is left out for a fold is told by the other folds alone, so that no pair's label has a part
-    in its score. starts: weights by fold left out, and under None, the last, those of all pairs.
+    Pairs are left out for a fold by models of the other folds alone, so that no pair's label has a
+    part in its score. starts: weights by fold left out; None, the last key, stands for all pairs.
     """
     scores, weights = np.zeros(model.features.shape[:2]), model.zeros
     for fold, start in starts.items():
         used = np.ones(len(folds), bool) if fold is None else folds != fold
-        kept = model.unopposed(used, folds, inverse_penalty, start)
-        weights = model.fit(kept, inverse_penalty, start)
+        unopposed = model.unopposed(used, folds, inverse_penalty, start)
+        weights = model.fit(unopposed, inverse_penalty, start)
         if fold is not None:
             scores[~used] = model.scores(~used, weights)
     return scores, weights
 
 
-def _stacked(first: Array, second: Array, label: Array) -> tuple[float, float]:
+def _stacking_weights(first: Array, second: Array, label: Array) -> tuple[float, float]:
     """The weights of two scores (N, 2) under which the labels (N,) are likeliest; the first alone
     where neither tells anything of them."""
-    gaps = np.stack([each[:, 0] - each[:, 1] for each in (first, second)])
-    _, _, found = calibrated_strength(
+    gaps = np.stack([first[:, 0] - first[:, 1], second[:, 0] - second[:, 1]])
+    _, _, weights = calibrated_strength(
         torch.from_numpy(gaps),
         torch.ones(gaps.shape[1], dtype=torch.bool),
         label=torch.from_numpy(label),
     )
-    one, other = found.tolist()
-    return (one, other) if one + other > NO_WEIGHT else (1.0, 0.0)
+    of_first, of_second = weights.tolist()
+    return (of_first, of_second) if of_first + of_second > NO_WEIGHT else (1.0, 0.0)
 
 
 def loss_of(scores: Array, label: Array) -> float:
@@ -306,33 +305,25 @@ def rating_scores(
     """Scores (N, 2) of each split, logits: each answer's rating by the pairs of other folds, all of
     them, and what was chosen."""
     numbers: dict[str, int] = {}
-    players = {
-        split: np.array(
-            [
-                [numbers.setdefault(row[answer], len(numbers)) for answer in ("chosen", "rejected")]
-                for row in own.rows
-            ],
-            int,
-        ).reshape(-1, 2)
-        for split, own in answers.items()
-    }
-    mine, label = players["train"], answers["train"].label
+    players = {}
+    for split, part in answers.items():
+        texts = [row[answer] for row in part.rows for answer in ("chosen", "rejected")]
+        places = [numbers.setdefault(text, len(numbers)) for text in texts]
+        players[split] = np.array(places, int).reshape(-1, 2)
+    train, label = players["train"], answers["train"].label
     folds = folds_of(answers["train"].rows, config.num_folds, config.fold_by).numpy()
-    found = []
+    fits = []
     for inverse_penalty in INVERSE_PENALTIES:
-        scores = np.zeros(mine.shape)
+        scores = np.zeros(train.shape)
         for fold in range(config.num_folds):
             rest = folds != fold
-            rating = ratings_of(mine[rest], label[rest], len(numbers), inverse_penalty)
-            scores[~rest] = rating[mine[~rest]]
-        found.append((loss_of(scores, label), inverse_penalty, scores))
-    loss, inverse_penalty, scores = min(found, key=lambda each: each[0])
-    rating = ratings_of(mine, label, len(numbers), inverse_penalty)
-    others = {split: rating[own] for split, own in players.items()}
-    return others | {"train": scores}, {
-        "inverse_penalty": inverse_penalty,
-        "cross_fitted_loss": loss,
-    }
+            rating = ratings_of(train[rest], label[rest], len(numbers), inverse_penalty)
+            scores[~rest] = rating[train[~rest]]
+        fits.append((loss_of(scores, label), inverse_penalty, scores))
+    loss, inverse_penalty, scores = min(fits, key=lambda fit: fit[0])
+    rating = ratings_of(train, label, len(numbers), inverse_penalty)
+    summary = {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
+    return {split: rating[pairs] for split, pairs in players.items()} | {"train": scores}, summary
 
 
 def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float) -> Array:
@@ -346,7 +337,7 @@ def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float)
     return bradley_terry(difference, place, label, inverse_penalty, start)[0]
 
 
-def drawn(count: int, seed: int) -> Array:
+def draw_pairs(count: int, seed: int) -> Array:
     """(N,) bool: the pairs that are learned from, all, or EMBEDDING_MODEL_PAIRS of them."""
     if count <= counts.EMBEDDING_MODEL_PAIRS:
         return np.ones(count, bool)
@@ -358,13 +349,10 @@ def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
     """Features (N, 2, F), float32: an answer's vector, its style, or its vector and its style or
     the logarithm of its length, as configured."""
     of_text = style_of if config.kind == "style" or config.with_style else length_of
-    texts = {row[answer] for row in answers.rows for answer in ("chosen", "rejected")}
-    known = {text: of_text(text) for text in texts}
-    count = len(of_text(""))
-    written = np.array(
-        [[known[row[answer]] for answer in ("chosen", "rejected")] for row in answers.rows],
-        np.float32,
-    ).reshape(-1, 2, count)
+    texts = [row[answer] for row in answers.rows for answer in ("chosen", "rejected")]
+    known = {text: of_text(text) for text in dict.fromkeys(texts)}
+    shape = (-1, 2, len(of_text("")))
+    written = np.array([known[text] for text in texts], np.float32).reshape(shape)
     return written if config.kind == "style" else np.concatenate([answers.embedding, written], -1)
 
 
@@ -388,9 +376,9 @@ def style_of(text: str) -> list[float]:
         len({word.lower() for word in words}) / count,
         sum(map(len, words)) / count,
         sum(len(word) > LONG_WORD for word in words) / count,
-        sum(each.isupper() for each in text) / size,
-        sum(each.isdigit() for each in text) / size,
-        sum(not each.isalnum() and not each.isspace() for each in text) / size,
+        sum(letter.isupper() for letter in text) / size,
+        sum(letter.isdigit() for letter in text) / size,
+        sum(not letter.isalnum() and not letter.isspace() for letter in text) / size,
         float(np.log1p(text.count("\n"))),
         float(np.log1p(len(LINE_MARK.findall(text)))),
         float(text.rstrip()[-1:] in SENTENCE_CLOSING) if text.strip() else 0.0,
@@ -405,12 +393,12 @@ def places_of(answers: Answers, categories: Sequence[str]) -> Array:
 
 
 def scores_of(features: Array, place: Array, weights: Array) -> Array:
-    """Scores (N, 2) of features (N, 2, D) under weights (C + 1, D): those for all, and own ones."""
+    """Scores (N, 2) of features (N, 2, D) under weights (C + 1, D), for all and by category."""
     scores = np.zeros(features.shape[:2])
     for start in range(0, len(features), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        own = np.where(place[part, None] > 0, weights[place[part]], 0) + weights[0]
-        scores[part] = np.einsum("nad,nd->na", features[part], own)
+        of_pair = np.where(place[part, None] > 0, weights[place[part]], 0) + weights[0]
+        scores[part] = np.einsum("nad,nd->na", features[part], of_pair)
     return scores
 
 
@@ -431,27 +419,27 @@ def bradley_terry(
     order = np.argsort(place, kind="stable")
     difference, label, place = difference[order].astype(float), label[order], place[order]
     ends = np.searchsorted(place, np.arange(shape[0]), side="right")
-    own = [slice(low, high) for low, high in itertools.pairwise(ends.tolist())]
+    categories = [slice(low, high) for low, high in itertools.pairwise(ends.tolist())]
     count = max(1, len(label))
 
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:
         """Means over the pairs, so that one tolerance serves all sizes."""
         weights = flat.reshape(shape)
         gap = difference @ weights[0]
-        for category, rows in enumerate(own, 1):
+        for category, rows in enumerate(categories, 1):
             gap[rows] += difference[rows] @ weights[category]
         loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
         excess = expit(gap) - label
         gradient = weights / inverse_penalty
         gradient[0] += excess @ difference
-        for category, rows in enumerate(own, 1):
+        for category, rows in enumerate(categories, 1):
             gradient[category] += excess[rows] @ difference[rows]
         loss += (flat @ flat) / (2 * inverse_penalty)
         return loss / count, gradient.ravel() / count
 
     options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
-    found = minimize(loss_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    weights: Array = found.x.reshape(shape)
+    fit = minimize(loss_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    weights: Array = fit.x.reshape(shape)
     return weights
 
 
@@ -459,26 +447,26 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
     """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen, each
     weighed by its cosine. Neighbours are answers to other prompts, and of other pairs."""
     train = answers["train"]
-    train = train[np.flatnonzero(drawn(len(train.rows), config.seed))]
+    train = train[np.flatnonzero(draw_pairs(len(train.rows), config.seed))]
     numbers: dict[tuple[str, ...], int] = {}
     pair = np.repeat(answer_pairs_of(train.rows, numbers), 2)
     known = train.embedding.reshape(-1, train.embedding.shape[-1])
     outcome = np.stack([train.label, 1 - train.label], 1).reshape(-1)
     prompt = np.repeat(train.prompt, 2)
     k = min(config.num_neighbours, len(known) // 2)
-    found = {}
-    for split, own in answers.items():
-        asked, whose = own.embedding.reshape(-1, known.shape[1]), np.repeat(own.prompt, 2)
-        twin = np.repeat(answer_pairs_of(own.rows, numbers), 2)
-        shares = np.zeros(len(asked))
-        for start in range(0, len(asked), ROWS_AT_ONCE):
+    scores = {}
+    for split, rated in answers.items():
+        vectors, prompts = rated.embedding.reshape(-1, known.shape[1]), np.repeat(rated.prompt, 2)
+        pairs = np.repeat(answer_pairs_of(rated.rows, numbers), 2)
+        shares = np.zeros(len(vectors))
+        for start in range(0, len(vectors), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            likeness = asked[part] @ known.T
-            is_own = (whose[part, None] == prompt[None]) | (twin[part, None] == pair[None])
-            likeness[is_own] = -np.inf
+            likeness = vectors[part] @ known.T
+            is_related = (prompts[part, None] == prompt[None]) | (pairs[part, None] == pair[None])
+            likeness[is_related] = -np.inf
             nearest = np.argpartition(-likeness, k - 1, axis=1)[:, :k]
             weight = np.take_along_axis(likeness, nearest, 1).clip(min=0)
             # One chosen and one rejected neighbour more, so that no share is 0 or 1.
             shares[part] = ((outcome[nearest] * weight).sum(1) + 1) / (weight.sum(1) + 2)
-        found[split] = logit(shares).reshape(-1, 2)
-    return found
+        scores[split] = logit(shares).reshape(-1, 2)
+    return scores

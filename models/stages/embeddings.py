@@ -7,6 +7,7 @@ reads the dialogue as its chat template writes it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -37,11 +38,11 @@ def run(config: EmbeddingsConfig, stage: Stage) -> None:
     of each of its pairs, in their order, float16; sentence embeddings are of unit length. Raises
     ValueError for a layer that the policy does not have.
     """
-    vectors = hidden_states if config.is_language_model else sentence_embeddings
-    found, summary = vectors(config, stage)
-    num_pairs, num_dimensions = sum(map(len, found.values())), found[SPLITS[0]].shape[-1]
+    embed_pairs = hidden_states if config.is_language_model else sentence_embeddings
+    vectors, summary = embed_pairs(config, stage)
+    num_pairs, num_dimensions = sum(map(len, vectors.values())), vectors[SPLITS[0]].shape[-1]
     stage.write_summary({"num_pairs": num_pairs, "num_dimensions": num_dimensions, **summary})
-    save_file(found, stage.output / "embeddings.safetensors")
+    save_file(vectors, stage.output / "embeddings.safetensors")
 
 
 def sentence_embeddings(
@@ -49,12 +50,11 @@ def sentence_embeddings(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Vectors (N, 2, D) by split; each different answer is encoded once."""
     rows = {split: stage.rows("preferences", f"{split}.jsonl") for split in SPLITS}
-    texts = [
-        row[answer] for own in rows.values() for row in own for answer in ("chosen", "rejected")
-    ]
+    pairs = itertools.chain(*rows.values())
+    texts = [row[answer] for row in pairs for answer in ("chosen", "rejected")]
     embedded = embed(texts, config.encoder, Progress(stage.workdir), np.float16)
-    found = torch.from_numpy(embedded.vectors)
-    parts = found.view(-1, 2, found.shape[-1]).split([len(own) for own in rows.values()])
+    vectors = torch.from_numpy(embedded.vectors)
+    parts = vectors.view(-1, 2, vectors.shape[-1]).split(list(map(len, rows.values())))
     return (
         {split: part.contiguous() for split, part in zip(rows, parts, strict=True)},
         {
@@ -87,18 +87,18 @@ def hidden_states(
         else:
             pairs = stage.rows("preferences", f"{split}.jsonl")
             rows[split] = encode(tokenizer, *_dialogues(pairs, tokenizer), limit)
-    total, done = sum(map(num_parts, rows.values())), 0
-    found = {}
-    for split, own in rows.items():
-        size = (len(own), 2, 2 * model.config.hidden_size)
-        found[split] = torch.empty(size, dtype=torch.float16, device="cpu")
-        states = _stored(own) if stored is not None else part_states(model, own, depth)
-        progress = Progress(stage.workdir, done=done, of=total)
-        for index, part, values in progress.follow(states, num_parts(own)):
+    progress = Progress(stage.workdir, of=sum(map(num_parts, rows.values())))
+    vectors = {}
+    for split, candidates in rows.items():
+        size = (len(candidates), 2, 2 * model.config.hidden_size)
+        vectors[split] = torch.empty(size, dtype=torch.float16, device="cpu")
+        states = (
+            part_states(model, candidates, depth) if stored is None else _stored_states(candidates)
+        )
+        for index, part, values in progress.follow(states, num_parts(candidates)):
             if part > 0:
-                found[split][index, part - 1] = answer_vector(values)
-        done += num_parts(own)
-    return found, {"layer": depth}
+                vectors[split][index, part - 1] = answer_vector(values)
+    return vectors, {"layer": depth}
 
 
 def _dialogues(
@@ -106,19 +106,19 @@ def _dialogues(
 ) -> tuple[list[str], list[list[str]]]:
     """Prompts as the chat template writes them, and the answers to each."""
     write = chat_renderer(tokenizer)
-    asked: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
+    dialogues: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
     if write is not None:
-        asked = {prompt: write(_asking(prompt)) for prompt in asked}
+        dialogues = {prompt: write(_prompt_messages(prompt)) for prompt in dialogues}
     answers = [[row[name].strip() for name in ("chosen", "rejected")] for row in rows]
-    return [asked[row["prompt"]] for row in rows], answers
+    return [dialogues[row["prompt"]] for row in rows], answers
 
 
-def _asking(prompt: str) -> list[Message]:
+def _prompt_messages(prompt: str) -> list[Message]:
     """The messages before the answer; of a prompt that is a mark alone its text."""
     return dialogue_of(prompt, "")[:-1] or [{"role": "user", "content": prompt}]
 
 
-def _stored(rows: Sequence[Candidates]) -> Iterator[tuple[int, int, Tensor]]:
+def _stored_states(rows: Sequence[Candidates]) -> Iterator[tuple[int, int, Tensor]]:
     """As `part_states`, of rows that have their states."""
     for index, row in enumerate(rows):
         for part, values in enumerate(row.lower_parts()):

@@ -22,7 +22,7 @@ from trimtab.models.nets.packing import Candidates, encode, token_ids, with_cate
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
-from trimtab.models.training.data import context_length, read_rows
+from trimtab.models.training.data import context_length, read_rows, with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
@@ -75,17 +75,14 @@ def run(config: EvaluateConfig, stage: Stage) -> None:
         gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
         values["gold"] = torch.tensor(gold, dtype=torch.float64)
     for name, value in values.items():
-        columns[name] = value.gather(1, best[:, None])[:, 0].tolist()
+        columns[name] = value.gather(1, best[:, None])[:, 0]
     responses = [texts[place] for texts, place in zip(answers, best.tolist(), strict=True)]
-    found = [
-        {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
-        for index, (row, response) in enumerate(zip(rows, responses, strict=True))
-    ]
-    harmless = harmless_answers(config, found, stage.workdir)
-    for row, is_harmless in zip(found, harmless.verdicts, strict=True):
+    rows = with_columns(rows, {"response": responses, **columns})
+    verdicts, judge_spending = harmless_answers(config, rows, stage.workdir)
+    for row, is_harmless in zip(rows, verdicts, strict=True):
         row |= {} if is_harmless is None else {"harmless": is_harmless}
-    stage.write_rows("responses.jsonl", found)
-    stage.write_summary({**_summary(found), **harmless.spent})
+    stage.write_rows("responses.jsonl", rows)
+    stage.write_summary({**_summary(rows), **judge_spending})
     if config.num_candidates > 1:
         stage.write_json("best_of_k.json", _best_of_k([row["set"] for row in rows], values))
 
@@ -96,19 +93,19 @@ def _measures(
     stage: Stage,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: list[Row],
+    prompt_rows: list[Row],
     answers: list[list[str]],
-) -> tuple[Tensor, dict[str, Tensor], dict[str, list[float]]]:
-    """Which candidate is best (N,), scores of all (N, n), and of the best ones the likelihoods.
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+    """The best candidate (N,), the scores (N, n) of all, and measures (N,) of the best ones.
 
-    These are length, log-probability under the policy and KL to the reference, with the bound of
-    what choosing adds. Lower layers that all these models have in common run once; beside the
-    policy one other model is loaded at a time.
+    These measures are length, log-probability under the policy and KL to the reference, plus the
+    bound of best of n. Lower layers that all models share run once. Beside the policy, one other
+    model is loaded at a time.
     """
     instruction = token_ids(tokenizer, [config.instruction])[0]
     limit = context_length(policy.config) - len(instruction)
-    rows = encode(tokenizer, [row["prompt"] for row in asked], answers, limit)
-    rows = with_categories(rows, [row.get("category") for row in asked])
+    rows = encode(tokenizer, [row["prompt"] for row in prompt_rows], answers, limit)
+    rows = with_categories(rows, [row.get("category") for row in prompt_rows])
     scorer = stage.scorer("scorer")
     depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_trunk(policy, rows, depth)
@@ -124,10 +121,9 @@ def _measures(
             del model
     best = best_of(scores)
     if config.num_candidates > 1:
-        chosen = zip(rows, best.tolist(), strict=True)
         rows = [
             Candidates(row.prompt, (row.responses[place],), category=row.category)
-            for row, place in chosen
+            for row, place in zip(rows, best.tolist(), strict=True)
         ]
         rows = with_trunk(policy, rows, depth)
     instructed = rows
@@ -137,15 +133,12 @@ def _measures(
     tie_trunk(policy, reference, depth)
     ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
-    lengths: list[float] = [len(row.responses[0]) for row in rows]
+    lengths = [len(row.responses[0]) for row in rows]
+    judge_score = torch.stack(list(heldout_scores.values())).mean(0)
     return (
         best,
-        {
-            "score": scores,
-            "judge_score": torch.stack(list(heldout_scores.values())).mean(0),
-            **heldout_scores,
-        },
-        {"length": lengths, "logprob": ours.tolist(), "kl": kl.tolist()},
+        {"score": scores, "judge_score": judge_score, **heldout_scores},
+        {"length": lengths, "logprob": ours, "kl": kl},
     )
 
 
@@ -154,7 +147,7 @@ def _best_of_k(sets: list[str], values: dict[str, Tensor]) -> dict[str, dict[str
     counts = range(1, values["score"].shape[1] + 1)
     result: dict[str, dict[str, list[Any]]] = {}
     for name in dict.fromkeys(sets):
-        at = torch.tensor([place for place, own in enumerate(sets) if own == name])
+        at = torch.tensor([place for place, of_prompt in enumerate(sets) if of_prompt == name])
         result[name] = {
             "k": list(counts),
             "kl_bound": [best_of_n_kl(k) for k in counts],

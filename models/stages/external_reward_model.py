@@ -20,23 +20,22 @@ def run(config: ExternalRewardModelConfig, stage: Stage) -> None:
     """
     pairs = list(stage.rows_by_split())
     scorer = ExternalScorer.load(config.model)
-    asked = [(row["prompt"], row[name]) for _, row in pairs for name in ("chosen", "rejected")]
-    scores = scorer.score(asked, Progress(stage.workdir))
-    if wrong := [each for each in scores if not math.isfinite(scores[each])]:
+    answers = [(row["prompt"], row[name]) for _, row in pairs for name in ("chosen", "rejected")]
+    scores = scorer.score(answers, Progress(stage.workdir))
+    if wrong := [score for score in scores.values() if not math.isfinite(score)]:
         raise ValueError(
-            f"{config.model}: found the score {scores[wrong[0]]} of {len(wrong)} answers; allowed: "
+            f"{config.model}: found the score {wrong[0]} of {len(wrong)} answers; allowed: "
             "finite numbers"
         )
-    both = [
-        (scores.get((row["prompt"], row["chosen"])), scores.get((row["prompt"], row["rejected"])))
-        for _, row in pairs
-    ]
-    both = [each if None not in each else (None, None) for each in both]
-    stage.write_rows(
-        "scores.jsonl",
-        (score_row(row["id"], split, own) for (split, row), own in zip(pairs, both, strict=True)),
-    )
-    gaps = [better - worse for better, worse in both if better is not None and worse is not None]
+    rows, gaps = [], []
+    for (split, row), chosen, rejected in zip(pairs, answers[::2], answers[1::2], strict=True):
+        better, worse = scores.get(chosen), scores.get(rejected)
+        if better is None or worse is None:
+            better = worse = None
+        else:
+            gaps.append(better - worse)
+        rows.append(score_row(row["id"], split, (better, worse)))
+    stage.write_rows("scores.jsonl", rows)
     stage.write_summary(
         {
             "num_pairs": len(pairs),

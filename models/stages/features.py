@@ -25,7 +25,7 @@ from trimtab.models.nets.packing import pack
 from trimtab.models.nets.scoring import read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.batching import micro_batches
-from trimtab.models.training.data import Pairs
+from trimtab.models.training.data import Pairs, with_columns
 from trimtab.models.training.stage import Stage
 
 
@@ -46,40 +46,29 @@ def run(config: FeaturesConfig, stage: Stage) -> None:
     plane = TSNE(perplexity=perplexity, random_state=config.seed, init="pca").fit_transform(
         features.numpy()
     )
-    columns = zip(is_chosen.tolist(), scores.tolist(), plane.tolist(), mixed.tolist(), strict=True)
-    stage.write_rows(
-        "features.jsonl",
-        (
-            {
-                "id": pairs.identifiers[index // 2],
-                "is_chosen": chosen,
-                "score": score,
-                "x": x,
-                "y": y,
-                "mixed": share,
-            }
-            for index, (chosen, score, (x, y), share) in enumerate(columns)
-        ),
-    )
-    found = {"given": overlap(features, is_chosen, mixed)}
-    truth = _gold_differences(stage)
-    gold = [truth.get(name, 0.0) for name in pairs.identifiers]
-    differs = torch.tensor(gold, dtype=torch.float64, device="cpu")
+    columns = {
+        "is_chosen": is_chosen,
+        "score": scores,
+        "x": plane[:, 0],
+        "y": plane[:, 1],
+        "mixed": mixed,
+    }
+    answers = [{"id": identifier} for identifier in pairs.identifiers for _ in range(2)]
+    stage.write_rows("features.jsonl", with_columns(answers, columns))
+    overlaps = {"given": overlap(features, is_chosen, mixed)}
+    truth = {}
+    if (stage.inputs["preferences"] / "truth.jsonl").exists():
+        rows = stage.rows("preferences", "truth.jsonl")
+        truth = {row["id"]: row["gold_chosen"] - row["gold_rejected"] for row in rows}
+    gold = [truth.get(identifier, 0.0) for identifier in pairs.identifiers]
+    differs = torch.tensor(gold, dtype=torch.float64, device="cpu").repeat_interleave(2)
     if bool(differs.any()):
-        known = differs.ne(0).repeat_interleave(2)
-        right = is_chosen == (differs > 0).repeat_interleave(2)
-        own = features[known], right[known]
-        found["right"] = overlap(*own, mixing(*own, config.num_neighbours))
-    stage.write_json("overlap.json", {k: asdict(v) for k, v in found.items()})
-    stage.write_summary({"overlap": found["given"].mixing})
-
-
-def _gold_differences(stage: Stage) -> dict[str, float]:
-    """Gold of the chosen answer less that of the rejected, by pair; none without truth."""
-    if not (stage.inputs["preferences"] / "truth.jsonl").exists():
-        return {}
-    rows = stage.rows("preferences", "truth.jsonl")
-    return {row["id"]: row["gold_chosen"] - row["gold_rejected"] for row in rows}
+        known = differs != 0
+        right = (is_chosen == (differs > 0))[known]
+        right_mixing = mixing(features[known], right, config.num_neighbours)
+        overlaps["right"] = overlap(features[known], right, right_mixing)
+    stage.write_json("overlap.json", {name: asdict(value) for name, value in overlaps.items()})
+    stage.write_summary({"overlap": overlaps["given"].mixing})
 
 
 @dataclass(frozen=True)
@@ -109,7 +98,7 @@ def overlap(features: Tensor, is_better: Tensor, mixed: Tensor) -> Overlap:
     # All N^2 products less those of a pair with itself.
     others = count * (count - 1)
     between = (float(sums[0] @ sums[1]) - count * pair) / others
-    within = sum((float(each @ each) - count) / others for each in sums) / 2
+    within = sum((float(total @ total) - count) / others for total in sums) / 2
     return Overlap(float(mixed.mean()), pair, between, within)
 
 

@@ -25,7 +25,7 @@ from trimtab.models.functional.hir import hir_loss, satisfied_instruction
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_ids
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.stages.sample_responses import read_samples
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import train_policy
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
@@ -39,22 +39,15 @@ def run(config: HIRConfig, stage: Stage) -> None:
     Output: model/.
     """
     model, tokenizer = stage.policy("policy")
-    sampled = [row for rows in read_answers(stage) for row in rows]
+    prompts, responses, scores = read_samples(stage)
     instructions = instruction_ids(tokenizer, config.instructions)
-    rows = with_instructions(
-        tokenizer,
-        [row["prompt"] for row in sampled for _ in row["responses"]],
-        [response for row in sampled for response in row["responses"]],
-        instructions,
-        context_length(model.config),
-    )
-    scores = torch.tensor([score for row in sampled for score in row["scores"]])
-    satisfied = satisfied_instruction(scores, len(instructions))
+    limit = context_length(model.config)
+    rows = with_instructions(tokenizer, prompts, responses, instructions, limit)
+    satisfied = satisfied_instruction(torch.tensor(scores), len(instructions))
     data = TrainingRows(rows, torch.ones(len(rows)), arguments=lambda indices: satisfied[indices])
     loss_function = _relabelled_loss(model, config, list(map(len, instructions)))
     behind = instructions[-1]
     summary = train_policy(config, stage, model, tokenizer, data, loss_function, behind)
-    stage.write_model(model, tokenizer)
     for number in range(len(instructions)):
         summary[f"num_examples_{number}"] = int((satisfied == number).sum())
     stage.write_summary(summary)

@@ -36,11 +36,9 @@ def run(config: JudgeAnswersConfig, stage: Stage) -> None:
     """
     games = list(_games(config, stage))
     questions = {question: None for _, question, _ in games if question is not None}
-    asked = [Comparison(*question) for question in questions]
-    found = judge_pairs(
-        config, stage.inputs.get("constitution"), asked, stage.workdir, pair_measures
-    )
-    answers = dict(zip(questions, found, strict=True))
+    comparisons = [Comparison(*question) for question in questions]
+    judged = judge_pairs(config, stage, comparisons, pair_measures)
+    answers = dict(zip(questions, judged, strict=True))
     rows = [
         _row(game, None if question is None else answers[question], sign)
         for game, question, sign in games
@@ -50,16 +48,16 @@ def run(config: JudgeAnswersConfig, stage: Stage) -> None:
         {
             "name": config.name,
             "num_verdicts": len(rows),
-            "num_asked": len(found),
-            **pair_measures(found),
-            **usage_totals(found),
+            "num_asked": len(judged),
+            **pair_measures(judged),
+            **usage_totals(judged),
         }
     )
 
 
 def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Question | None, int]]:
-    """Every two policies on every prompt: the row's first fields, what is asked, none of equal
-    answers, and 1, or -1 where the question has the answers the other way round.
+    """Every two policies on every prompt: the row's first fields, the question, which is None for
+    equal answers, and 1, or -1 where the question has the answers in the other order.
 
     Raises ValueError where policies of a seed answered different prompts, or nothing is left.
     """
@@ -69,19 +67,19 @@ def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Ques
         answered = {name: _wanted(config, policies[name]) for name in names}
         _check(config, seed, answered)
         for ours, theirs in combinations(names, 2):
-            for (group, place), own in answered[ours].items():
+            for (group, place), answer in answered[ours].items():
                 other = answered[theirs][group, place]
                 game = {
                     "seed": seed,
                     "set": group,
                     "place": place,
-                    "prompt": own["prompt"],
-                    "category": own.get("category"),
+                    "prompt": answer["prompt"],
+                    "category": answer.get("category"),
                     "ours": ours,
                     "theirs": theirs,
                 }
-                question = (own["prompt"], own["response"], other["response"])
-                turned = (own["prompt"], other["response"], own["response"])
+                question = (answer["prompt"], answer["response"], other["response"])
+                turned = (answer["prompt"], other["response"], answer["response"])
                 if question == turned:
                     yield game, None, 1
                 elif turned in known:
@@ -120,7 +118,7 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
     for row in read_rows(folder / "responses.jsonl"):
         by_set.setdefault(row["set"], []).append(row)
     sets = [name for name in by_set if name != LEFT_OUT] if config.sets is None else config.sets
-    found: dict[Place, Row] = {}
+    wanted: dict[Place, Row] = {}
     for name in sets:
         rows = [
             (place, row)
@@ -128,8 +126,8 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
             if config.categories is None or row.get("category") in config.categories
         ]
         count = counts.num_taken(len(rows), config.max_prompts)
-        found |= {(name, place): row for place, row in rows[:count]}
-    return found
+        wanted |= {(name, place): row for place, row in rows[:count]}
+    return wanted
 
 
 def _row(game: Row, answer: Row | None, sign: int) -> Row:

@@ -23,7 +23,7 @@ from trimtab.models.training.data import rows_of, score_row
 from trimtab.models.training.stage import Row, Stage
 
 # Columns that a vote is made of.
-_SAID = ("preference", "shown_first", "shown_second", "num_unparsed")
+_VOTE_COLUMNS = ("preference", "shown_first", "shown_second", "num_unparsed")
 
 
 def run(config: JudgePreferencesConfig, stage: Stage) -> None:
@@ -38,11 +38,11 @@ def run(config: JudgePreferencesConfig, stage: Stage) -> None:
     Raises ValueError where the splits hold no pair of the categories.
     """
     pairs = _pairs(config, stage)
-    asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
-    found = judge_pairs(config, stage.inputs.get("constitution"), asked, stage.workdir, _measures)
+    comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
+    judged = judge_pairs(config, stage, comparisons, _measures)
     rows = [
         {"id": pair["id"], "split": pair["split"], **row}
-        for pair, row in zip(pairs, found, strict=True)
+        for pair, row in zip(pairs, judged, strict=True)
     ]
     stage.write_rows("judgements.jsonl", rows)
     stage.write_rows("scores.jsonl", _scores(stage, rows))
@@ -51,23 +51,23 @@ def run(config: JudgePreferencesConfig, stage: Stage) -> None:
 
 def _pairs(config: JudgePreferencesConfig, stage: Stage) -> list[Row]:
     """The first pairs of each split, of the wanted categories; ValueError where there are none."""
-    found: list[Row] = []
+    pairs: list[Row] = []
     for split in config.splits:
         rows = stage.rows("preferences", f"{split}.jsonl")
         if config.categories is not None:
             rows = [row for row in rows if row.get("category") in config.categories]
         count = counts.num_taken(len(rows), config.max_pairs)
-        found += [{**row, "split": split} for row in rows[:count]]
-    if not found:
+        pairs += [{**row, "split": split} for row in rows[:count]]
+    if not pairs:
         path = stage.inputs["preferences"] / f"{config.splits[0]}.jsonl"
         rows_of(path, config.categories, what="pairs")
-    return found
+    return pairs
 
 
 def _scores(stage: Stage, judged: list[Row]) -> Iterator[Row]:
-    """Every pair's vote, by what the judge said of it."""
-    said = {name: column([row[name] for row in judged]) for name in _SAID}
-    votes = log_odds_votes(said.pop("preference"), is_understood(**said)).tolist()
+    """Rows of scores.jsonl: the vote on every pair."""
+    columns = {name: column([row[name] for row in judged]) for name in _VOTE_COLUMNS}
+    votes = log_odds_votes(columns.pop("preference"), is_understood(**columns)).tolist()
     by_pair = {
         (row["split"], row["id"]): vote
         for row, vote in zip(judged, votes, strict=True)

@@ -35,7 +35,7 @@ from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.category_gate import fit_gate
-from trimtab.models.training.data import context_length, read_prompts
+from trimtab.models.training.data import context_length, read_prompts, with_columns
 from trimtab.models.training.learner import (
     Learner,
     LossFunction,
@@ -64,15 +64,15 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     scorer = stage.inputs["scorer"] / "model"
     limit = context_length(load_config(scorer))
     prompts, others = _prompts(config, stage.inputs["data"])
-    asked = [*prompts, *others]
     # Before the scorer is loaded: the policy goes with its answers.
-    sampled = sample_answers(config, stage, asked, config.seed, limit)
+    sampled = sample_answers(config, stage, [*prompts, *others], config.seed, limit)
     model, tokenizer = load_scorer(scorer), load_tokenizer(scorer)
     pairs = stage.training_pairs(model, tokenizer)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_trunk(model, sampled, depth)
-    meta_rows = rows[: len(prompts)]
-    before = spreads(model, rows)
+    count = len(prompts)
+    meta_rows = rows[:count]
+    before = score_spreads(model, rows)
     ascent = MetaAscent(config, model, meta_rows)
     summary = fit(
         model,
@@ -90,27 +90,19 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     if learned_expected_reward(model):
         categories = [row.get("category") for row in prompts]
         refit_expected_reward(model, meta_rows, categories)
-    after = spreads(model, rows)
+    after = score_spreads(model, rows)
     scores, accuracy = score_splits(model, tokenizer, stage)
     distributed.leave()
     stage.write_model(model, tokenizer)
     stage.write_rows("scores.jsonl", scores)
-    summary |= accuracy
-    summary["num_trained_pairs"] = len(pairs.rows)
-    count = len(prompts)
-    for name, values in {"before": before, "after": after}.items():
+    sets = [{"set": "meta"} for _ in prompts] + [{"set": "held_out"} for _ in others]
+    columns = {"before": before, "after": after}
+    stage.write_rows("spreads.jsonl", with_columns(sets, columns))
+    summary |= {**accuracy, "num_trained_pairs": len(pairs.rows)}
+    for name, values in columns.items():
         summary[f"score_spread_{name}"] = float(values[:count].mean())
         if others:
             summary[f"held_out_spread_{name}"] = float(values[count:].mean())
-    stage.write_rows(
-        "spreads.jsonl",
-        (
-            {"set": "meta" if index < count else "held_out", "before": before, "after": after}
-            for index, (before, after) in enumerate(
-                zip(before.tolist(), after.tolist(), strict=True)
-            )
-        ),
-    )
     stage.write_summary(summary)
 
 
@@ -183,8 +175,8 @@ def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
 
 
 def _prompts(config: MetaRMConfig, folder: Path) -> tuple[list[Row], list[Row]]:
-    """Rows of the meta set, and some outside it: the first prompts, or some that the seed draws,
-    which is another in every round."""
+    """Rows of the meta set, and held-out rows: the first prompts, or prompts drawn by the seed,
+    which differs from round to round."""
     prompts = read_prompts(folder, config.prompts)
     if config.redraw_prompts:
         random.Random(f"meta prompts/{config.seed}").shuffle(prompts)
@@ -192,8 +184,8 @@ def _prompts(config: MetaRMConfig, folder: Path) -> tuple[list[Row], list[Row]]:
     return prompts[:count], prompts[count:][: config.num_held_out]
 
 
-def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
-    """(N,) of each prompt: mean absolute score difference of its responses (what J widens)."""
+def score_spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """Mean absolute score difference (N,) of the responses to each prompt, which J widens."""
     scores = score_rows(model, rows)
     differences = (scores[:, :, None] - scores[:, None, :]).abs()
     count = scores.shape[1]

@@ -61,7 +61,7 @@ def run(config: PreferencesConfig, stage: Stage) -> None:
     shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
     write_quarantine(stage.output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     if config.flip_share > 0:
-        splits["train"] = _planted(config, splits, stage)
+        splits["train"] = _plant_flips(config, splits, stage)
     labels = _annotator_labels(splits) if config.annotator_labels else {}
     _write_splits(splits, labels, config.num_eval_prompts, stage)
     if config.written_prompts:
@@ -111,7 +111,7 @@ def _summary(
     }
 
 
-def _planted(
+def _plant_flips(
     config: PreferencesConfig, splits: dict[str, list[PreferencePair]], stage: Stage
 ) -> list[PreferencePair]:
     """The training pairs with planted flips; truth.jsonl says which."""
@@ -129,17 +129,17 @@ def _planted(
 
 
 def _annotator_labels(splits: dict[str, list[PreferencePair]]) -> dict[str, float]:
-    """By id how likely the labels of pairs are right that several annotators voted on."""
+    """By id, how likely the label of a pair with votes of several annotators is right."""
     rows = (pair.to_json() for pairs in splits.values() for pair in pairs if pair.opinions)
     opinions = opinions_of(rows)
-    found = {} if opinions is None else label_probabilities(opinions, consensus(opinions))
-    if not found:
+    labels = {} if opinions is None else label_probabilities(opinions, consensus(opinions))
+    if not labels:
         raise ValueError(
             "preferences.annotator_labels is true, but no pair has votes of several annotators "
             "whose names are known; leave it out, or name the column: "
             'preferences.columns={"annotator": "..."}'
         )
-    return found
+    return labels
 
 
 def _load(
@@ -174,13 +174,13 @@ def _write_splits(
 
     labels: of training pairs, by id, where they are not 1.
     """
-    for name, rows in splits.items():
-        own = labels if name == "train" else {}
-        values = (pair.to_json() for pair in rows)
-        stage.write_rows(
-            f"{name}.jsonl",
-            (row | {"label": own[row["id"]]} if row["id"] in own else row for row in values),
-        )
+    for name, pairs in splits.items():
+        rows = (pair.to_json() for pair in pairs)
+        if name == "train":
+            rows = (
+                row | ({"label": labels[row["id"]]} if row["id"] in labels else {}) for row in rows
+            )
+        stage.write_rows(f"{name}.jsonl", rows)
     stage.write_rows("policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])
@@ -220,7 +220,7 @@ def _sources(config: PreferencesConfig, stage: Stage) -> list[Source]:
 
 
 def _source(name: str, folder: Path | None) -> Source:
-    """A source; a file is named as the user named it, wherever it lies now."""
+    """A source. A file keeps the name that the user gave it; `folder` holds its copy."""
     if folder is None:
         return Source(name)
     label = last_part(name)
@@ -264,7 +264,7 @@ def write_demonstrations(
     Returns how many demonstrations are learned and held out; raises ValueError if none is left.
     """
     held_out = {first_turn(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if first_turn(each.opening) not in held_out]
+    learned = [text for text in shown if first_turn(text.opening) not in held_out]
     if shown and not learned:
         raise ValueError(
             f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "
@@ -274,6 +274,6 @@ def write_demonstrations(
         {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
         for pair in splits["train"]
     )
-    rows = (each.to_json() for each in learned) if shown else chosen
+    rows = (text.to_json() for text in learned) if shown else chosen
     stage.write_rows("demonstrations.jsonl", rows)
     return len(learned), len(shown) - len(learned)

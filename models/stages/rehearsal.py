@@ -49,7 +49,7 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
     distributed.leave()
     clusters = cluster_of(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)
-    kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
+    best = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
     stage.write_rows(
         "rehearsal.jsonl",
         (
@@ -60,16 +60,16 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
                 "cluster": int(clusters[index]),
                 "advantage_score": float(scores[index]),
             }
-            for index in kept
+            for index in best
         ),
     )
     stage.write_summary(
         {
             "num_sampled": len(prompts),
-            "num_kept": len(kept),
+            "num_kept": len(best),
             "num_clusters": len(set(clusters.tolist())),
             "score_all": float(scores.mean()),
-            "score_kept": float(scores[kept].mean()),
+            "score_kept": float(scores[best].mean()),
         }
     )
 

@@ -10,24 +10,13 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import torch
 
 from trimtab.models.config.policy import RejectionSamplingConfig
-from trimtab.models.functional.best_of_n import best_of
 from trimtab.models.nets.packing import encode
-from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.stages.sample_responses import read_samples
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import imitated_rows, imitation_loss, train_policy
 from trimtab.models.training.stage import Stage
-
-
-class Best(NamedTuple):
-    """The best answer to a prompt, and its score."""
-
-    response: str
-    score: float
 
 
 def run(config: RejectionSamplingConfig, stage: Stage) -> None:
@@ -37,24 +26,21 @@ def run(config: RejectionSamplingConfig, stage: Stage) -> None:
     Output: model/.
     """
     model, tokenizer = stage.policy("policy")
-    best = best_answers(read_answers(stage))
-    responses = [[each.response] for each in best.values()]
+    best = best_answers(*read_samples(stage))
+    responses = [[response] for response, _ in best.values()]
     rows = encode(tokenizer, list(best), responses, context_length(model.config))
     data, loss_function = imitated_rows(rows), imitation_loss(model)
     summary = train_policy(config, stage, model, tokenizer, data, loss_function)
-    stage.write_model(model, tokenizer)
-    score = sum(each.score for each in best.values()) / len(best)
-    stage.write_summary({**summary, "num_examples": len(best), "score_kept": score})
+    mean_score = sum(score for _, score in best.values()) / len(best)
+    stage.write_summary({**summary, "num_examples": len(best), "score_kept": mean_score})
 
 
-def best_answers(sampled: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Best]:
-    """The best of all samples of a prompt, by prompt; of equal ones the earliest."""
-    best: dict[str, Best] = {}
-    for rows in sampled:
-        places = best_of(torch.tensor([row["scores"] for row in rows], dtype=torch.float64))
-        for row, place in zip(rows, places.tolist(), strict=True):
-            found = Best(row["responses"][place], row["scores"][place])
-            so_far = best.get(row["prompt"])
-            if so_far is None or found.score > so_far.score:
-                best[row["prompt"]] = found
+def best_answers(
+    prompts: Sequence[str], responses: Sequence[str], scores: Sequence[float]
+) -> dict[str, tuple[str, float]]:
+    """The best of all samples of a prompt, with its score; of equal ones the earliest."""
+    best: dict[str, tuple[str, float]] = {}
+    for prompt, response, score in zip(prompts, responses, scores, strict=True):
+        if prompt not in best or score > best[prompt][1]:
+            best[prompt] = response, score
     return best

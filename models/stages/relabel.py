@@ -28,12 +28,15 @@ from trimtab.models.functional.relabel import (
     strength_slice,
 )
 from trimtab.models.statistics.bradley_terry import ELO_SCALE, bradley_terry_ratings
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.stage import Row, Stage
 
 # Of shares nearer to one half neither response is rated better.
 TIED = 1e-6
-# What `doubt_weight` takes.
+# Settings that `doubt_weight` takes.
 BY_DOUBT = {"drop_below", "drop_against", "weights"}
+# Settings that neither `doubt_weight` nor `relabel` takes.
+LATER = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")
 
@@ -49,18 +52,12 @@ def run(config: RelabelConfig, stage: Stage) -> None:
     missing = [pair["id"] for pair in pairs if pair["id"] not in votes]
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
-    given = [verdicts.get(pair["id"]) for pair in pairs]
-    relabelled = treated(config, pairs, [votes[pair["id"]] for pair in pairs], given)
+    reviews = [verdicts.get(pair["id"]) for pair in pairs]
+    relabelled = apply_treatments(config, pairs, [votes[pair["id"]] for pair in pairs], reviews)
     names = ("is_flipped", "label", "margin", "weight")
-    values = zip(*(getattr(relabelled, name).tolist() for name in names), strict=True)
-    stage.write_rows(
-        "train.jsonl",
-        (
-            {**pair, **dict(zip(names, own, strict=True)), "review": verdict}
-            for pair, own, verdict in zip(pairs, values, given, strict=True)
-        ),
-    )
-    num_reviewed = sum(each is not None for each in given)
+    columns = {name: getattr(relabelled, name) for name in names}
+    stage.write_rows("train.jsonl", with_columns(pairs, {**columns, "review": reviews}))
+    num_reviewed = sum(review is not None for review in reviews)
     num_smoothed = sum(
         label < pair.get("label", 1.0)
         for pair, label in zip(pairs, relabelled.label.tolist(), strict=True)
@@ -78,14 +75,13 @@ def run(config: RelabelConfig, stage: Stage) -> None:
     )
 
 
-def treated(
-    config: RelabelConfig, pairs: list[Row], votes: list[Row], given: list[str | None]
+def apply_treatments(
+    config: RelabelConfig, pairs: list[Row], votes: list[Row], reviews: list[str | None]
 ) -> Relabel:
-    """Relabelling by strength, then by the responses' ratings and the pairs', then by the review,
-    with weight 0 outside the slice and the number of pairs."""
+    """Relabel by strength, then by the ratings of responses and pairs, then by the review. Pairs
+    outside the slice, or beyond the number of pairs, get weight 0."""
     mean = torch.tensor([vote["strength_mean"] for vote in votes], dtype=torch.float64)
-    own = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
-    relabelled = relabel(mean, **config.model_dump(exclude=own | BY_DOUBT))
+    relabelled = relabel(mean, **config.model_dump(exclude=LATER | BY_DOUBT))
     against = None
     if config.drop_against is not None:
         shares = [
@@ -97,24 +93,24 @@ def treated(
     )
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
     relabelled = relabel_soft_labels(relabelled, labels)
-    verdicts = {name: torch.tensor([each == name for each in given]) for name in OVERRULING}
-    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    verdicts = {name: torch.tensor([review == name for review in reviews]) for name in OVERRULING}
+    in_slice = strength_slice(mean, config.keep_from, config.keep_to)
     if config.max_pairs is not None:
         # The first of one random order, so that fewer pairs are some of more.
         order = torch.randperm(len(mean), generator=torch.Generator().manual_seed(0))
-        drawn = order[kept[order] > 0][: config.max_pairs]
-        kept = torch.zeros_like(kept).index_fill(0, drawn, 1.0)
+        drawn = order[in_slice[order] > 0][: config.max_pairs]
+        in_slice = torch.zeros_like(in_slice).index_fill(0, drawn, 1.0)
     if config.response_ratings:
         # Among pairs that are trained on, a person's verdict in its place.
         reviewed = apply_review(relabelled, **verdicts)
-        rated = relabel_by_ratings(pairs, reviewed, reviewed.weight * kept > 0)
+        rated = relabel_by_ratings(pairs, reviewed, reviewed.weight * in_slice > 0)
         relabelled = rated._replace(weight=relabelled.weight)
     if config.rating_margins is not None:
         relabelled = relabelled._replace(
             margin=relabelled.margin + _rating_margin(config, pairs, relabelled)
         )
     relabelled = apply_review(relabelled, **verdicts)
-    return relabelled._replace(weight=relabelled.weight * kept)
+    return relabelled._replace(weight=relabelled.weight * in_slice)
 
 
 def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tensor) -> Relabel:
@@ -130,14 +126,13 @@ def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tenso
     """
     indices: dict[str, list[int]] = {}
     for index in counted.nonzero()[:, 0].tolist():
-        pair = pairs[index]
-        indices.setdefault(pair["prompt"], []).append(index)
+        indices.setdefault(pairs[index]["prompt"], []).append(index)
     label, is_flipped = relabelled.label.clone(), relabelled.is_flipped.clone()
-    for own in indices.values():
-        responses = [(pairs[index]["chosen"], pairs[index]["rejected"]) for index in own]
+    for games in indices.values():
+        responses = [(pairs[index]["chosen"], pairs[index]["rejected"]) for index in games]
         players = {text: number for number, text in enumerate(dict.fromkeys(chain(*responses)))}
         wins = torch.zeros(len(players), len(players), dtype=torch.float64)
-        for index, (chosen, rejected) in zip(own, responses, strict=True):
+        for index, (chosen, rejected) in zip(games, responses, strict=True):
             better, worse = players[chosen], players[rejected]
             won = float(label[index])
             won = 1 - won if bool(is_flipped[index]) else won
@@ -146,7 +141,7 @@ def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tenso
         if len(players) < 2:
             continue
         ratings = bradley_terry_ratings(wins) / ELO_SCALE
-        for index, (chosen, rejected) in zip(own, responses, strict=True):
+        for index, (chosen, rejected) in zip(games, responses, strict=True):
             share = torch.sigmoid(ratings[players[chosen]] - ratings[players[rejected]])
             is_flipped[index] = share < 0.5 - TIED
             label[index] = torch.maximum(share, 1 - share)

@@ -18,7 +18,7 @@ import torch
 from trimtab.models.config.policy import RestConfig
 from trimtab.models.functional.rest import improvement_sets
 from trimtab.models.nets.packing import encode
-from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.stages.sample_responses import read_samples
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import imitated_rows, imitation_loss, train_policy
 from trimtab.models.training.stage import Stage
@@ -30,16 +30,14 @@ def run(config: RestConfig, stage: Stage) -> None:
     Output: model/.
     """
     model, tokenizer = stage.policy("policy")
-    sampled = [row for rows in read_answers(stage) for row in rows]
-    prompts = [row["prompt"] for row in sampled for _ in row["responses"]]
-    responses = [[response] for row in sampled for response in row["responses"]]
-    scores = torch.tensor([score for row in sampled for score in row["scores"]])
+    prompts, responses, values = read_samples(stage)
+    scores = torch.tensor(values)
     sets = improvement_sets(scores, config.thresholds, config.threshold_kind)
-    rows = encode(tokenizer, prompts, responses, context_length(model.config))
-    data = imitated_rows(rows, [kept.tolist() for kept in sets])
+    answers = [[response] for response in responses]
+    rows = encode(tokenizer, prompts, answers, context_length(model.config))
+    data = imitated_rows(rows, [indices.tolist() for indices in sets])
     summary = train_policy(config, stage, model, tokenizer, data, imitation_loss(model))
-    stage.write_model(model, tokenizer)
-    for step, kept in enumerate(sets, start=1):
-        summary[f"num_examples_{step}"] = len(kept)
-        summary[f"score_kept_{step}"] = float(scores[kept].mean())
+    for step, indices in enumerate(sets, start=1):
+        summary[f"num_examples_{step}"] = len(indices)
+        summary[f"score_kept_{step}"] = float(scores[indices].mean())
     stage.write_summary(summary)

@@ -27,7 +27,7 @@ from trimtab.models.judge.revise import Reviser
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows, rows_of, write_rows
+from trimtab.models.training.data import read_rows, rows_of, with_columns, write_rows
 from trimtab.models.training.sampling import respond
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
@@ -82,8 +82,7 @@ def _drafts(config: ReviseConfig, stage: Stage, batch: ResumableBatch) -> list[R
                 Sampling(config.policy_temperature, config.max_new_tokens),
                 torch.Generator().manual_seed(config.seed),
             )
-        columns = zip(rows, answers, strict=True)
-        write_rows(path, ({**row, "response": answer} for row, answer in columns))
+        write_rows(path, with_columns(rows, {"response": answers}))
         batch.save()
     return read_rows(path)
 

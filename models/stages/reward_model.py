@@ -7,7 +7,6 @@ during training as well.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
-from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.prompts import cluster_ids
 from trimtab.models.data.self_test import answer_pairs_of, planted
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets.loading import (
@@ -40,6 +39,7 @@ from trimtab.models.training.data import (
 )
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.progress import append_rows
 from trimtab.models.training.scoring import score_rows
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.trunk_cache import cached_trunk
@@ -59,13 +59,10 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed)
     pairs = stage.training_pairs(model, tokenizer)
     unseen = _other_categories(config, pairs)
-    source = "pairs" if "pairs" in stage.inputs else "preferences"
-    known = {row["id"]: row for row in stage.rows(source, "train.jsonl")}
-    rows = [known[identifier] for identifier in pairs.identifiers]
-    turned = planted(rows, config.planted_share).tolist()
+    turned = planted(pairs.records, config.planted_share).tolist()
     pairs = pairs.turned_round(turned)
     if config.fold is not None:
-        folds = folds_of(rows, config.num_folds, config.fold_by).tolist()
+        folds = folds_of(pairs.records, config.num_folds, config.fold_by).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
     if config.category_heads:
@@ -87,7 +84,7 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
         )
     fit_gate(model, seen)
     # Training pairs need the score of a member only: it votes on their labels.
-    splits = HELD_OUT if source == "pairs" else SPLITS
+    splits = HELD_OUT if "pairs" in stage.inputs else SPLITS
     copy = turned if config.planted_share else None
     scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
     distributed.leave()
@@ -96,10 +93,9 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     stage.write_rows("scores.jsonl", scores)
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
         shutil.copyfile(curve.path, stage.output / curve.path.name)
-    summary |= accuracy
-    summary["num_trained_pairs"] = len(seen.rows)
-    summary["num_category_heads"] = len(category_heads(model))
-    stage.write_summary(summary)
+    num_heads = len(category_heads(model))
+    numbers = {"num_trained_pairs": len(seen.rows), "num_category_heads": num_heads}
+    stage.write_summary({**summary, **accuracy, **numbers})
 
 
 def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
@@ -131,26 +127,19 @@ def heads_of_terms(
     )
 
 
-def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
-    """The fold (N,) of each of N pairs, drawn for what splits keep together as well.
-
-    Rankings, repeated prompts and dialogues cut at several turns give several pairs with the same
-    first turn: a member trained on one of them would not judge the others unseen. Raises ValueError
-    for fewer first turns than folds.
-    """
-    turns = [first_turn(prompt) for prompt in prompts]
-    index = {turn: number for number, turn in enumerate(dict.fromkeys(turns))}
-    folds = fold_of(len(index), num_folds, FOLD_SEED)
-    return folds[[index[turn] for turn in turns]]
-
-
 def folds_of(rows: Sequence[Row], num_folds: int, fold_by: Literal["prompt", "pair"]) -> Tensor:
-    """(N,) the fold of each pair, from 0. By pair, those of the same two answers share one, under
-    whatever prompt: a copy would give the label away."""
+    """The fold (N,) of each of N pairs, from 0. Raises ValueError for fewer groups than folds.
+
+    By prompt, pairs with the same first turn share a fold, as in splits: rankings, repeated prompts
+    and dialogues cut at several turns give several pairs, and a member trained on one of them would
+    not judge the others unseen. By pair, those of the same two answers share one, under whatever
+    prompt: a copy would give the label away.
+    """
     if fold_by == "prompt":
-        return prompt_folds([row["prompt"] for row in rows], num_folds)
-    twins = torch.from_numpy(answer_pairs_of(rows))
-    return fold_of(int(twins.max()) + 1, num_folds, FOLD_SEED)[twins]
+        groups = torch.tensor(cluster_ids(row["prompt"] for row in rows), device="cpu")
+    else:
+        groups = torch.from_numpy(answer_pairs_of(rows))
+    return fold_of(int(groups.max()) + 1, num_folds, FOLD_SEED)[groups]
 
 
 def score_splits(
@@ -161,34 +150,35 @@ def score_splits(
     unseen: set[int] | None = None,
     turned: Sequence[bool] | None = None,
 ) -> tuple[list[Row], dict[str, float]]:
-    """The raw pairs of splits, scored: rows of scores.jsonl, and the accuracy on each one's labels.
+    """Score the raw pairs of splits: rows of scores.jsonl, and each split's accuracy.
 
-    With category heads also how often the gate finds a prompt's category. A split without a pair
-    has none. Ranks share the work out.
-    Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
-    not trained on, `turned` says of each whether it was turned round on purpose.
+    With category heads also how often the gate finds a prompt's category. Splits without pairs are
+    left out. Ranks share the work.
+    Inputs: `preferences`, optionally `trunk`. unseen: indices of training pairs that the model was
+    not trained on. turned: (N,) whether each training pair was turned round on purpose.
     """
     rows: list[Row] = []
     accuracy = {}
     states = cached_trunk(stage.inputs, model)
-    for split in [each for each in splits if each in splits_of(stage.inputs["preferences"])]:
+    for split in splits_of(stage.inputs["preferences"]):
+        if split not in splits:
+            continue
         pairs = stage.pairs(split, model, tokenizer, states)
         is_turned = turned if turned is not None and split == "train" else [False] * len(pairs.rows)
         pairs = pairs.turned_round(is_turned)
         scores = score_rows(model, pairs.rows)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
-        of_gate = gate_accuracy(model, pairs)
-        if of_gate is not None:
-            accuracy[f"{split}_gate_accuracy"] = of_gate
+        if (share := gate_accuracy(model, pairs)) is not None:
+            accuracy[f"{split}_gate_accuracy"] = share
         rows += [
             score_row(
                 identifier,
                 split,
-                tuple(own),
+                tuple(pair_scores),
                 was_trained_on=split == "train" and index not in (unseen or set()),
                 is_planted=None if turned is None else is_turned[index],
             )
-            for index, (identifier, own) in enumerate(
+            for index, (identifier, pair_scores) in enumerate(
                 zip(pairs.identifiers, scores.tolist(), strict=True)
             )
         ]
@@ -196,7 +186,7 @@ def score_splits(
 
 
 class ValidationCurve:
-    """validation.jsonl: the score gap of every validation pair, each time some steps are done.
+    """Writes validation.jsonl: the score gap of every validation pair, every few steps.
 
     A row has `step`, the pair's `id` and `gap`, chosen minus rejected.
     """
@@ -213,9 +203,6 @@ class ValidationCurve:
         if step % self.every != 0:
             return
         scores = score_rows(self.model, self.pairs.rows)
-        if not distributed.is_rank_zero():
-            return
-        gaps = (scores[:, 0] - scores[:, 1]).tolist()
-        with self.path.open("a", encoding="utf-8") as stream:
-            for identifier, gap in zip(self.pairs.identifiers, gaps, strict=True):
-                stream.write(json.dumps({"step": step, "id": identifier, "gap": gap}) + "\n")
+        gaps = zip(self.pairs.identifiers, (scores[:, 0] - scores[:, 1]).tolist(), strict=True)
+        rows = ({"step": step, "id": identifier, "gap": gap} for identifier, gap in gaps)
+        append_rows(self.path, rows)

@@ -14,11 +14,11 @@ from trimtab.models.config.policy import SampleResponsesConfig
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows
+from trimtab.models.training.data import read_rows, with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
 from trimtab.models.training.scoring import score_answers
-from trimtab.models.training.stage import Row, Stage
+from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
 
@@ -27,9 +27,9 @@ def run(config: SampleResponsesConfig, stage: Stage) -> None:
 
     Output: answers.jsonl, a row a prompt with its `responses` and their `scores`.
     """
-    rows = stage.rows("data", "policy_prompts.jsonl")
-    count = counts.num_taken(len(rows), config.num_prompts)
-    drawn = random.Random(f"answers/{config.seed}").sample(rows, count)
+    prompts = stage.rows("data", "policy_prompts.jsonl")
+    count = counts.num_taken(len(prompts), config.num_prompts)
+    drawn = random.Random(f"answers/{config.seed}").sample(prompts, count)
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, instruction=config.instruction
     )
@@ -46,11 +46,8 @@ def run(config: SampleResponsesConfig, stage: Stage) -> None:
         )
     scores = score_answers(stage.scorer("scorer"), tokenizer, drawn, answers)
     distributed.leave()
-    columns = zip(drawn, answers, scores.tolist(), strict=True)
-    stage.write_rows(
-        "answers.jsonl",
-        ({**row, "responses": texts, "scores": own} for row, texts, own in columns),
-    )
+    rows = with_columns(drawn, {"responses": answers, "scores": scores})
+    stage.write_rows("answers.jsonl", rows)
     stage.write_summary(
         {
             "num_sampled": scores.numel(),
@@ -61,6 +58,13 @@ def run(config: SampleResponsesConfig, stage: Stage) -> None:
     )
 
 
-def read_answers(stage: Stage) -> list[list[Row]]:
-    """The rows of the artifacts `responses_0`, `responses_1`, ... in this order."""
-    return [read_rows(folder / "answers.jsonl") for folder in stage.several("responses")]
+def read_samples(stage: Stage) -> tuple[list[str], list[str], list[float]]:
+    """Prompt, response and score of every sample in `responses_0`, `responses_1`, ..., in order."""
+    rows = [
+        row for folder in stage.several("responses") for row in read_rows(folder / "answers.jsonl")
+    ]
+    return (
+        [row["prompt"] for row in rows for _ in row["responses"]],
+        [response for row in rows for response in row["responses"]],
+        [score for row in rows for score in row["scores"]],
+    )

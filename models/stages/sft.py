@@ -29,8 +29,8 @@ def run(config: SFTConfig, stage: Stage) -> None:
         path = stage.inputs["data"] / "demonstrations.jsonl"
         longest = min(config.model.max_length, context_length(model.config))
         rows = encode_dialogues(path, tokenizer, longest)
-        summary = imitate(model, rows, config.train, seed=config.seed, workdir=stage.workdir)
+        summary = imitate(stage, model, tokenizer, rows, config.train, config.seed)
     else:
         distributed.leave()
-    stage.write_model(model, tokenizer)
+        stage.write_model(model, tokenizer)
     stage.write_summary(summary)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
-from trimtab.models.training.data import read_rows
+from trimtab.models.training.data import read_rows, with_columns
 from trimtab.models.training.stage import Row, Stage
 
 
@@ -37,29 +39,23 @@ def run(config: StrengthConfig, stage: Stage) -> None:
     weights: dict[str, float] = {}
     says, speaks = differences, counted
     if config.mode == "calibrated":
-        says, speaks = _with_parts_as_one(differences, counted, trained.any(1))
+        says, speaks = _merge_cross_fitted(differences, counted, trained.any(1))
         label = _labels(stage, identifiers)
-        mean, std, found = calibrated_strength(says, in_training, speaks, label)
-        weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
-        speaks = speaks & (found > 0)[:, None]
+        mean, std, by_member = calibrated_strength(says, in_training, speaks, label)
+        weights = {f"weight_{index}": weight for index, weight in enumerate(by_member.tolist())}
+        speaks = speaks & (by_member > 0)[:, None]
     else:
         mean, std = preference_strength(differences, counted)
-    values = {
+    values: dict[str, Any] = {
         "strength_mean": mean,
         "strength_std": std,
         "num_members": counted.sum(0),
         "num_for": (speaks & (says > 0)).sum(0),
         "num_against": (speaks & (says < 0)).sum(0),
-        **({"is_planted": torch.tensor(planted)} if planted else {}),
+        **({"is_planted": planted} if planted else {}),
     }
-    columns = zip(*(each.tolist() for each in values.values()), strict=True)
-    stage.write_rows(
-        "strength.jsonl",
-        (
-            {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
-            for row, own in zip(first, columns, strict=True)
-        ),
-    )
+    pairs = [{"id": row["id"], "split": row["split"]} for row in first]
+    stage.write_rows("strength.jsonl", with_columns(pairs, values))
     stage.write_summary(
         {
             "num_members": len(members),
@@ -86,14 +82,14 @@ def _labels(stage: Stage, identifiers: list[str]) -> Tensor | None:
         return None
     rows = stage.rows("preferences", "train.jsonl")
     label = {row["id"]: row["label"] for row in rows if "label" in row}
-    return torch.tensor([label.get(each, 1.0) for each in identifiers], dtype=torch.float64)
+    return torch.tensor([label.get(name, 1.0) for name in identifiers], dtype=torch.float64)
 
 
-def _with_parts_as_one(
+def _merge_cross_fitted(
     differences: Tensor, counted: Tensor, is_part: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The voters (V, N), and who votes: members (M,) that are parts of a cross-fitted voter, each
-    trained on the others' pairs, are one, with one weight, behind the others."""
+    """Differences and votes (V, N) of the voters. Members (M,) that are parts of a cross-fitted
+    voter, each trained on the others' pairs, become one voter, which stands last."""
     if not bool(is_part.any()):
         return differences, counted
     parts, votes = differences[is_part], counted[is_part]
@@ -105,11 +101,11 @@ def _with_parts_as_one(
 
 
 def _differences(members: list[list[Row]]) -> tuple[list[bool] | None, Tensor]:
-    """Whose labels were turned round on purpose, if anybody learned from such a copy, and the
-    members' score differences (M, N) on it, 0 where a member abstains."""
+    """Which labels were turned round on purpose, None if no member learned from such a copy; and
+    the members' score differences (M, N) on the copy, 0 where a member abstains."""
     learned = [rows for rows in members if "is_planted" in rows[0]]
     planted = [row["is_planted"] for row in learned[0]] if learned else None
-    found = torch.tensor(
+    differences = torch.tensor(
         [
             [
                 0.0 if row["chosen_score"] is None else row["chosen_score"] - row["rejected_score"]
@@ -121,5 +117,6 @@ def _differences(members: list[list[Row]]) -> tuple[list[bool] | None, Tensor]:
     )
     if planted is not None:
         is_outside = torch.tensor(["is_planted" not in rows[0] for rows in members])
-        found = torch.where(is_outside[:, None] & torch.tensor(planted), -found, found)
-    return planted, found
+        is_turned = is_outside[:, None] & torch.tensor(planted)
+        differences = torch.where(is_turned, -differences, differences)
+    return planted, differences

@@ -24,7 +24,6 @@ from trimtab.models.studies.registry import READERS, TITLES, Exhibit, exhibits_o
 from trimtab.models.studies.results import (
     PRECISION,
     ExhibitResult,
-    SeedResult,
     columns_of,
     combine_seeds,
     key_figures,
@@ -46,7 +45,8 @@ def run(config: StudyConfig, stage: Stage) -> None:
     roles = stage.roles_by_seed()
     results = {seed: reader.read(SeedRun(roles[seed])) for seed in config.seeds}
     combined = combine_seeds(results, reader.remark)
-    charts = charts_of(list(results.values()))
+    plots_by_seed = (result.plots for result in results.values())
+    charts = [draw(plots) for plots in zip(*plots_by_seed, strict=True)]
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     card = {
         **exhibit.said,
@@ -61,8 +61,9 @@ def run(config: StudyConfig, stage: Stage) -> None:
     stage.write_plots(
         (f"{exhibit.slug}_{number}", chart.svg) for number, chart in enumerate(charts, start=1)
     )
+    # MLflow takes these characters only.
     numbers = {
-        _plain(f"{row}/{column}"): cell.mean
+        re.sub(r"[^\w\-. :/]", "", f"{row}/{column}"): cell.mean
         for row, columns in combined.table.items()
         for column, cell in columns.items()
     }
@@ -76,7 +77,7 @@ def _page(
     config: StudyConfig,
     seconds: float,
 ) -> str:
-    """The whole page as HTML."""
+    """The page as HTML."""
     template = new_environment().get_template("study.html.j2")
     return template.render(
         exhibit=exhibit,
@@ -92,13 +93,3 @@ def _page(
         figures=key_figures(finding.table),
         stylesheet=stylesheet("base.css"),
     )
-
-
-def _plain(name: str) -> str:
-    """A name with the characters only that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "", name)
-
-
-def charts_of(results: list[SeedResult]) -> list[Chart]:
-    """Each plot over all seeds."""
-    return [draw(plots) for plots in zip(*(result.plots for result in results), strict=True)]

@@ -32,12 +32,10 @@ def run(config: TrunkCacheConfig, stage: Stage) -> None:
         for split in splits_of(stage.inputs["preferences"])
     }
     metadata = {"depth": str(depth), "digest": trunk_digest(model, depth)}
-    total, done = sum(map(num_parts, pairs.values())), 0
+    progress = Progress(stage.workdir, of=sum(map(num_parts, pairs.values())))
     for split, rows in pairs.items():
-        progress = Progress(stage.workdir, done=done, of=total)
         states = progress.follow(part_states(model.eval(), rows, depth), num_parts(rows))
         path = stage.output / f"{split}.safetensors"
         write_trunk(path, rows, states, model.config.hidden_size, metadata)
-        done += num_parts(rows)
     tokens = sum(row.num_tokens for rows in pairs.values() for row in rows)
     stage.write_summary({"num_layers": depth, "num_tokens": tokens})

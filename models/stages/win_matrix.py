@@ -29,8 +29,8 @@ def run(config: WinMatrixConfig, stage: Stage) -> None:
     for path in stage.several("verdicts"):
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         models[summary["name"]] = summary
-        found = read_verdicts(summary["name"], path / "verdicts.jsonl", answers, list(seeds))
-        for place, outcomes in found.items():
+        judged = read_verdicts(summary["name"], path / "verdicts.jsonl", answers, list(seeds))
+        for place, outcomes in judged.items():
             verdicts[place].append(outcomes)
     matrix = build_win_matrix(answers, config, verdicts, models)
     stage.write_json("win_matrix.json", matrix.to_json())

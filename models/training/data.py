@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def with_columns(
+    rows: Iterable[dict[str, Any]], columns: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """N rows, each with its value of further columns (N,): lists, tensors or arrays."""
+    lists = [
+        column.tolist() if hasattr(column, "tolist") else column for column in columns.values()
+    ]
+    return [
+        {**row, **dict(zip(columns, values, strict=True))}
+        for row, *values in zip(rows, *lists, strict=True)
+    ]
+
+
 def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[dict[str, Any]]:
     """The rows of some categories, or all; ValueError where there are none. what: of the rows."""
     rows = read_rows(path)
@@ -91,19 +105,35 @@ def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    prompts: N texts, before any truncation. categories, groups: of each pair its category and the
-    ranking it is from, if any.
-    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    records: N rows as they were read. rows: N candidates of two responses. label, margin, weight:
+    (N,); 1, 0, 1 for raw pairs.
     """
 
-    identifiers: list[str]
-    prompts: list[str]
-    categories: list[str | None]
-    groups: list[str | None]
+    records: list[dict[str, Any]]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
     weight: Tensor
+
+    @cached_property
+    def identifiers(self) -> list[str]:
+        """Each pair's id."""
+        return [record["id"] for record in self.records]
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Each pair's prompt as text, before any truncation."""
+        return [record["prompt"] for record in self.records]
+
+    @cached_property
+    def categories(self) -> list[str | None]:
+        """Each pair's category, if any."""
+        return [record.get("category") for record in self.records]
+
+    @cached_property
+    def groups(self) -> list[str | None]:
+        """The ranking that each pair is from, if any."""
+        return [record.get("group") for record in self.records]
 
     def turned_round(self, which: Sequence[bool]) -> Pairs:
         """The pairs, with the responses of those that `which` names (N,) exchanged."""
@@ -117,10 +147,7 @@ class Pairs:
         """The pairs at `indices`, in that order."""
         at = tensor(indices, dtype=torch.long)
         return Pairs(
-            [self.identifiers[index] for index in indices],
-            [self.prompts[index] for index in indices],
-            [self.categories[index] for index in indices],
-            [self.groups[index] for index in indices],
+            [self.records[index] for index in indices],
             [self.rows[index] for index in indices],
             self.label[at],
             self.margin[at],
@@ -149,10 +176,7 @@ def read_pairs(
     if states is not None:
         raw = states.attach(path.stem, raw)
     pairs = Pairs(
-        [row["id"] for row in rows],
-        prompts,
-        categories,
-        [row.get("group") for row in rows],
+        rows,
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,9 +29,9 @@ def train_policy(
     loss_function: LossFunction,
     behind: Sequence[int] = (),
 ) -> dict[str, float]:
-    """`fit` with the rehearsal that the configuration asks for; only the first rank returns.
+    """`fit` with the rehearsal that the configuration asks for, and write `model`.
 
-    behind: as in `rehearsal_of`.
+    Only the first rank returns. behind: as in `rehearsal_of`.
     """
     summary = fit(
         model,
@@ -44,21 +43,23 @@ def train_policy(
         extras=StepExtras(term=rehearsal_of(config, stage.inputs, model, tokenizer, behind)),
     )
     distributed.leave()
+    stage.write_model(model, tokenizer)
     return summary
 
 
 def imitate(
+    stage: Stage,
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Candidates],
     config: TrainConfig,
-    *,
     seed: int,
-    workdir: Path,
 ) -> dict[str, float]:
-    """Fine-tune `model` on rows of one response each; only the first rank returns."""
+    """Fine-tune on rows of one response each, and write `model`; only the first rank returns."""
     data, loss_function = imitated_rows(rows), imitation_loss(model)
-    summary = fit(model, data, loss_function, config, seed=seed, workdir=workdir)
+    summary = fit(model, data, loss_function, config, seed=seed, workdir=stage.workdir)
     distributed.leave()
+    stage.write_model(model, tokenizer)
     return summary
 
 

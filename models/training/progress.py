@@ -38,7 +38,7 @@ class Progress:
         All are read from the device at once. Raises `NotFiniteError` naming the first bad one.
         """
         values = _numbers(metrics)
-        self._append({"step": step, "time": time.time(), "metrics": values})
+        append_rows(self.path, [{"step": step, "time": time.time(), "metrics": values}])
         for name, value in values.items():
             if not math.isfinite(value):
                 raise NotFiniteError(
@@ -48,21 +48,27 @@ class Progress:
         return values
 
     def follow(self, items: Iterable[T], total: int) -> Iterator[T]:
-        """The items as they come, `total` of them; records progress at each fortieth."""
+        """The items as they come, `total` of them; records progress at each fortieth.
+
+        What is followed next comes on top of them."""
         for done, item in enumerate(items, start=1):
             yield item
             if done % max(1, total // 40) == 0 or done == total:
                 self.advance(done, total)
+        self.before += total
 
     def advance(self, done: int, total: int) -> None:
         """Record progress for the progress bar."""
         done, total = self.before + done, self.total or total
-        self._append({"step": done, "progress": [done, total], "time": time.time()})
+        row = {"step": done, "progress": [done, total], "time": time.time()}
+        append_rows(self.path, [row])
 
-    def _append(self, row: dict[str, object]) -> None:
-        if distributed.is_rank_zero():
-            with self.path.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Append rows to a file of JSON lines, from the first rank."""
+    if distributed.is_rank_zero():
+        with path.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:

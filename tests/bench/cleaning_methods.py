@@ -31,7 +31,7 @@ from trimtab.models.stages.embedding_model import (
     features_of,
     preference_scores,
 )
-from trimtab.models.stages.relabel import treated
+from trimtab.models.stages.relabel import apply_treatments
 
 # Log length beside the embedding.
 PLAIN = EmbeddingModelConfig()
@@ -212,7 +212,8 @@ def train_on(case: Case, found: dict[str, Found]) -> dict[str, float]:
     ]
     rows, count = list(case.train.rows), len(case.train.rows)
     labels = {
-        name: treated(config, rows, votes, [None] * count) for name, config in TREATMENTS.items()
+        name: apply_treatments(config, rows, votes, [None] * count)
+        for name, config in TREATMENTS.items()
     }
     given = labels["as given"]
     kept = torch.from_numpy(~found[LEARNING].flagged).double()

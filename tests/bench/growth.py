@@ -134,9 +134,9 @@ def _rows(count: int) -> list[Candidates]:
 def _epoch(scorer: PreTrainedModel, rows: list[Candidates], config: TrainConfig) -> float:
     """A step's mean but for the first, times the number of steps."""
     count = len(rows)
-    names, ones = [str(number) for number in range(count)], torch.ones(count)
-    none: list[str | None] = [None] * count
-    pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
+    records = [{"id": str(number), "prompt": str(number)} for number in range(count)]
+    ones = torch.ones(count)
+    pairs = Pairs(records, rows, ones, torch.zeros(count), ones)
     with tempfile.TemporaryDirectory() as folder:
         loss = reward_loss(scorer)
         data = TrainingRows(rows, pairs.weight, arguments=pair_batches_of(pairs).compared)

@@ -14,7 +14,7 @@ from tests.bench.cleaning_methods import NO_TREATMENT, RewardModels, judge
 from tests.bench.cleaning_page import mean_ranks, number, ranks
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.stages.embedding_model import Answers, with_flips
-from trimtab.models.stages.relabel import treated
+from trimtab.models.stages.relabel import apply_treatments
 from trimtab.models.synthetic.demonstrations import draw_prompts, perfect_response
 from trimtab.models.synthetic.gold import quality
 
@@ -109,7 +109,7 @@ def test_reward_models_learn_what_they_are_given() -> None:
     wrong = np.arange(COUNT) % 10 < 4
     model = RewardModels(Case(with_flips(right, wrong), wrong, right, True))
     votes = [{"strength_mean": 1.0} for _ in range(COUNT)]
-    given = treated(NO_TREATMENT, list(right.rows), votes, [None] * COUNT)
+    given = apply_treatments(NO_TREATMENT, list(right.rows), votes, [None] * COUNT)
     turned = torch.from_numpy(wrong)
     corrected = model.accuracy(given._replace(is_flipped=turned))
     assert corrected == model.accuracy(given._replace(label=1 - turned.double()))

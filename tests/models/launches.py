@@ -171,9 +171,11 @@ def _rows(count: int, num_responses: int = 1) -> list[Candidates]:
 
 def _pairs(count: int, category: str | None = None) -> Pairs:
     rows = [Candidates(row.prompt, row.responses, category=category) for row in _rows(count, 2)]
-    names = [str(number) for number in range(count)]
+    records = [
+        {"id": str(number), "prompt": str(number), "category": category} for number in range(count)
+    ]
     ones = torch.ones(count)
-    return Pairs(names, names, [category] * count, [None] * count, rows, ones, 0 * ones, ones)
+    return Pairs(records, rows, ones, 0 * ones, ones)
 
 
 def _pass(model: Any, loss: LossFunction, data: TrainingRows) -> Callable[[], object]:

@@ -130,7 +130,7 @@ def _mark(tracker: LiveBytes) -> None:
                 _patched(owner, name, after=lambda *_: tracker.note_all())
     starts: tuple[tuple[Any, str, str], ...] = (
         (meta_rm, "sample_answers", "sampling"),
-        (meta_rm, "spreads", "scoring"),
+        (meta_rm, "score_spreads", "scoring"),
         (meta_rm, "fit", "loading"),
         (meta_rm.MetaAscent, "__call__", "ascent"),
         (loop, "_gradient", "training"),

@@ -49,8 +49,8 @@ def load_constitution(name: str, folder: Path | None) -> Constitution:
         return parse_constitution(packaged.read_bytes(), packaged.name)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     if len(paths) != 1:
-        found = ", ".join(path.name for path in paths) or "none"
-        raise ConstitutionError(f"{name}: found {len(paths)} files ({found}); allowed: one file")
+        names = ", ".join(path.name for path in paths) or "none"
+        raise ConstitutionError(f"{name}: found {len(paths)} files ({names}); allowed: one file")
     return parse_constitution(paths[0].read_bytes(), paths[0].name)
 
 
@@ -63,20 +63,20 @@ def parse_constitution(content: bytes, source: str) -> Constitution:
         raise ConstitutionError(
             f"{source}:{number}: found the byte {error.object[error.start]:#04x}; allowed: UTF-8"
         ) from None
-    found: dict[str, int] = {}
+    principles: dict[str, int] = {}
     problems: list[str] = []
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith(COMMENT):
             continue
-        problems += [f"{source}:{number}: {problem}" for problem in _problems(line, found)]
-        found.setdefault(line, number)
-    if not found:
+        problems += [f"{source}:{number}: {problem}" for problem in _problems(line, principles)]
+        principles.setdefault(line, number)
+    if not principles:
         problems.append(
             f"{source}: found no principle; allowed: at least one, on a line of its own"
         )
     if problems:
         raise ConstitutionError("\n".join(problems))
-    return Constitution(tuple(found))
+    return Constitution(tuple(principles))
 
 
 def _problems(line: str, before: dict[str, int]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.nets.scoring import response_logprobs, response_values
 from trimtab.models.stages.ppo_max.scorers import Scorers
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.learner import Metrics, ModelHandle
 from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import map_rows, with_trunk
@@ -37,7 +38,8 @@ class Experience:
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
     scorer or judge, or combined from several, on the host; normalised_scores: (N,) after scaling
-    or normalisation and clipping. reported: metrics of the switches that are on.
+    or normalisation and clipping. texts: rows of the rollout log. reported: metrics of the
+    switches that are on.
     """
 
     rows: list[Candidates]
@@ -98,7 +100,7 @@ def collect(
         rows, noted = _sample_rows(config, tokenizer, prompts, sampled, generator)
         rows = with_trunk(sampled, rows, models.shared_layers)
         width = max(len(row.responses[0]) for row in rows)
-        old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted, width)
+        old_logprobs, entropies = _policy_logprobs(config, sampled, rows, noted, width)
     with models.reference.gathered() as referring:
         ref_logprobs, _, response_mask = map_rows(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature), width
@@ -107,12 +109,17 @@ def collect(
         values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
-    normalised = move_to_device(_treat(config, scores, moments))
+    normalised = move_to_device(_treat_scores(config, scores, moments))
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
-    advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
+    advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
+    clipped: Metrics = {}
+    if not whitens_minibatches(config):
+        advantages, clipped = treat_advantages(config, advantages, response_mask)
+    categories = [row.get("category") for row in prompts]
+    log_columns = {"response": responses, "category": categories, "score": scores}
     return Experience(
         rows=rows,
-        texts=_texts(prompts, responses, scores),
+        texts=with_columns([{"prompt": row["prompt"]} for row in prompts], log_columns),
         response_mask=response_mask,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
@@ -139,14 +146,14 @@ def _sample_rows(
     )
     encoded = encode_prompts(policy, tokenizer, [row["prompt"] for row in prompts], sampling)
     noted = sample(policy, tokenizer, encoded, sampling, generator)
-    found = [
+    rows = [
         Candidates(prompt, (response,), category=row.get("category"))
         for prompt, response, row in zip(encoded, noted.responses, prompts, strict=True)
     ]
-    return found, noted
+    return rows, noted
 
 
-def _own_logprobs(
+def _policy_logprobs(
     config: PPOConfig,
     policy: PreTrainedModel,
     rows: Sequence[Candidates],
@@ -166,23 +173,12 @@ def _own_logprobs(
     return noted.logprobs[:, :width], noted.entropies[:, :width]
 
 
-def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
+def _treat_scores(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
     """Scores (N,) after `score_treatment` and `score_clip`; updates `moments`."""
     moments.update(scores)
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std
     return normalise_scores(scores, mean, std, config.score_clip)
-
-
-def _advantages(
-    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Metrics]:
-    """Advantages (N, L), which minibatches are yet to treat if they do; returns (N, L); metrics."""
-    advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
-    if whitens_minibatches(config):
-        return advantages, returns, {}
-    advantages, clipped = treat_advantages(config, advantages, mask)
-    return advantages, returns, clipped
 
 
 def whitens_minibatches(config: PPOConfig) -> bool:
@@ -197,18 +193,3 @@ def treat_advantages(config: PPOConfig, advantages: Tensor, mask: Tensor) -> tup
     if config.advantage_clip is None:
         return advantages, {}
     return clip_advantages(advantages, mask, config.advantage_clip)
-
-
-def _texts(
-    prompts: Sequence[dict[str, Any]], responses: Sequence[str], scores: Tensor
-) -> list[dict[str, Any]]:
-    """What the rollout log keeps of each response."""
-    return [
-        {
-            "prompt": prompt["prompt"],
-            "response": response,
-            "category": prompt.get("category"),
-            "score": score,
-        }
-        for prompt, response, score in zip(prompts, responses, scores.tolist(), strict=True)
-    ]

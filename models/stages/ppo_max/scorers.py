@@ -23,8 +23,9 @@ from trimtab.models.training.stage import Stage
 
 @dataclass(frozen=True)
 class Scorers:
-    """members: one scorer, or an ensemble. judge: who rates where there are none. safety: a reward
-    model that has the first word."""
+    """members: one scorer, or an ensemble. judge: rates responses if there are no members.
+
+    safety: a reward model that is considered first."""
 
     members: list[ModelHandle]
     judge: JudgeReward | None
@@ -60,26 +61,21 @@ class Scorers:
         All read the same rows, lower layers' states included where these carry them; a judge reads
         the responses as text.
         """
-        scores, metrics = self._score(config, prompts, rows, responses)
+        metrics: Metrics = {}
+        if self.judge is not None:
+            scores, metrics = self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
+        elif len(self.members) == 1:
+            scores = _scores(self.members[0], rows)
+        else:
+            scores, metrics = ensemble_scores(
+                torch.stack([_scores(member, rows) for member in self.members]), config.std_coef
+            )
         if self.safety is not None:
             tags = [prompt.get("category") in config.safety_categories for prompt in prompts]
             safety, threshold = _scores(self.safety, rows), config.safety_threshold
             scores, more = safety_first(scores, safety, torch.tensor(tags), threshold)
             metrics |= more
         return scores, metrics
-
-    def _score(
-        self,
-        config: ScorersConfig,
-        prompts: Sequence[dict[str, Any]],
-        rows: Sequence[Candidates],
-        responses: Sequence[str],
-    ) -> tuple[Tensor, Metrics]:
-        """The score before safety is considered."""
-        if self.judge is not None:
-            return self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
-        found = torch.stack([_scores(member, rows) for member in self.members])
-        return ensemble_scores(found, config.std_coef) if len(found) > 1 else (found[0], {})
 
 
 def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:

@@ -17,10 +17,8 @@ Implementation details that matter:
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,7 +45,7 @@ from trimtab.models.training.checkpoint import (
 from trimtab.models.training.data import encode_dialogues, read_prompts
 from trimtab.models.training.learner import model_handle
 from trimtab.models.training.nll_term import NLLTerm
-from trimtab.models.training.progress import Progress, read_metrics, tail_means
+from trimtab.models.training.progress import Progress, append_rows, read_metrics, tail_means
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
@@ -122,7 +120,7 @@ class PPORun:
         Shared layers run once a response. Sharded models cannot share layers.
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
-        others = (each.model for each in (self.reference, *self.scorers.held))
+        others = [handle.model for handle in (self.reference, *self.scorers.held)]
         for other in (*others, critic):
             depth = tie_trunk(self.policy, other, depth)
         return depth
@@ -145,7 +143,6 @@ class PPORun:
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
         progress = Progress(self.stage.workdir)
-        rollouts = _RolloutLog(self.stage.workdir)
         distributed.any_rank(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.counts.steps
@@ -162,8 +159,10 @@ class PPORun:
             history.append(progress.log(self.step, metrics))
             progress.advance(self.step, total)
             if self.config.kl_target is not None and updates_policy:
-                self._steer(history[-1]["kl"], len(batch))
-            rollouts.append(self.step, experience)
+                kl, share = history[-1]["kl"], len(batch) / self.config.kl_horizon
+                self.kl_coef = steered_kl_coef(self.kl_coef, kl, self.config.kl_target, share)
+            rows = ({"step": self.step, **row} for row in experience.texts)
+            append_rows(self.stage.workdir / "rollouts.jsonl", rows)
             reason = collapse_reason(history, self.config.guard)
             if reason is not None and self.config.guard.action != "warn":
                 break
@@ -180,12 +179,6 @@ class PPORun:
             done = self.step - first + 1
             shares.append(min(1.0, done / steps) if steps > 0 else 1.0)
         return shares[0], shares[1]
-
-    def _steer(self, kl: float, count: int) -> None:
-        """Change the KL coefficient by the KL of the step's `count` responses."""
-        assert self.config.kl_target is not None
-        share = count / self.config.kl_horizon
-        self.kl_coef = steered_kl_coef(self.kl_coef, kl, self.config.kl_target, share)
 
     def _collect(self, batch: list[int]) -> Experience:
         models = RolloutModels(
@@ -239,17 +232,3 @@ class PPORun:
             "moments": self.moments.state_dict(),
             "generator": self.generator.get_state(),
         }
-
-
-class _RolloutLog:
-    """rollouts.jsonl: every sampled answer with its score, written by the first rank."""
-
-    def __init__(self, workdir: Path) -> None:
-        self.path = workdir / "rollouts.jsonl"
-
-    def append(self, step: int, experience: Experience) -> None:
-        if not distributed.is_rank_zero():
-            return
-        with self.path.open("a", encoding="utf-8") as stream:
-            for row in experience.texts:
-                stream.write(json.dumps({"step": step, **row}, ensure_ascii=False) + "\n")

@@ -31,9 +31,9 @@ from trimtab.models.training.learner import (
 )
 from trimtab.models.training.nll_term import NLLTerm, with_term
 
-# What the policy's, or the critic's, loss needs beside the tokens of n responses: two values (N, L)
-# of the tokens of all, which lie on the device, and which they are (n,).
-Beside = tuple[Tensor, Tensor, Tensor]
+# Targets of a loss: two values (N, L) of the tokens of all N responses, on the device, and the
+# indices (n,) of those in the batch.
+Targets = tuple[Tensor, Tensor, Tensor]
 
 
 class ActorCritic:
@@ -94,9 +94,8 @@ class ActorCritic:
 
     def _critic_step(self, experience: Experience, batch: list[int], share: float) -> Metrics:
         data = _training_rows(experience, experience.values, experience.returns)
-        limit = self.config.micro_batch_tokens
-        found = accumulate(self.critic, built_ahead(self.critic, data, batch, limit))
-        metrics = _named("value", found)
+        micro = built_ahead(self.critic, data, batch, self.config.micro_batch_tokens)
+        metrics = _prefixed("value", accumulate(self.critic, micro))
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["value_grad_norm"] = self.critic.step(share * self.config.critic_learning_rate)
         return metrics
@@ -113,12 +112,9 @@ class ActorCritic:
             )
             advantages = advantages.index_copy(0, at, treated)
         data, limit = _training_rows(experience, old, advantages), self.config.micro_batch_tokens
-        found = accumulate(
-            self.policy,
-            built_ahead(self.policy, data, batch, limit),
-            is_last=not self.nll_terms,
-        )
-        metrics = _named("policy", found)
+        micro = built_ahead(self.policy, data, batch, limit)
+        is_last = not self.nll_terms
+        metrics = _prefixed("policy", accumulate(self.policy, micro, is_last=is_last))
         for term in self.nll_terms:
             drawn, is_last = term.draw(self.generator), term is self.nll_terms[-1]
             self._count(drawn, 1)
@@ -152,11 +148,11 @@ def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrai
 
 
 def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """The clipped loss of responses beside (the ratio's denominator, advantages)."""
+    """The clipped loss; targets: the ratio's denominator, advantages."""
 
-    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
+    def loss_function(batch: PackedBatch, targets: Targets) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
-        old, advantages = _batch_targets(beside, mask.shape[1])
+        old, advantages = _batch_targets(targets, mask.shape[1])
         loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)
         if config.entropy_coef > 0:
             bonus, more = entropy_loss(entropies, mask, config.entropy_clip)
@@ -167,18 +163,18 @@ def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
 
 
 def _critic_loss(critic: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """The clipped loss of responses beside (old values, returns)."""
+    """The clipped loss; targets: old values, returns."""
 
-    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
+    def loss_function(batch: PackedBatch, targets: Targets) -> tuple[Tensor, Metrics]:
         values, mask = response_values(critic, batch)
-        old, returns = _batch_targets(beside, mask.shape[1])
+        old, returns = _batch_targets(targets, mask.shape[1])
         return value_loss(values, old, returns, mask, config.value_clip)
 
     return loss_function
 
 
 def _training_rows(experience: Experience, first: Tensor, second: Tensor) -> TrainingRows:
-    """The responses, which count as many as they have tokens, beside two values (N, L) of each."""
+    """The responses, each of the weight of its tokens, with two values (N, L) as targets."""
     return TrainingRows(
         experience.rows,
         torch.tensor([len(row.responses[0]) for row in experience.rows]),
@@ -186,11 +182,11 @@ def _training_rows(experience: Experience, first: Tensor, second: Tensor) -> Tra
     )
 
 
-def _batch_targets(beside: Beside, length: int) -> tuple[Tensor, Tensor]:
+def _batch_targets(targets: Targets, length: int) -> tuple[Tensor, Tensor]:
     """Both values (n, length) of the batch's responses."""
-    first, second, indices = beside
+    first, second, indices = targets
     return first[indices, :length], second[indices, :length]
 
 
-def _named(prefix: str, metrics: Metrics) -> Metrics:
+def _prefixed(prefix: str, metrics: Metrics) -> Metrics:
     return {f"{prefix}_{name}": value for name, value in metrics.items()}

@@ -16,7 +16,7 @@ from tests.models.judge.endpoint import Body, ScriptedServer, completion, servin
 from trimtab.models.config.judge import HarmlessConfig, JudgeConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.judge.budget import BudgetError
-from trimtab.models.judge.harmlessness import Harmlessness, harmless_answers
+from trimtab.models.judge.harmlessness import harmless_answers
 from trimtab.models.synthetic.gold import is_harmless
 from trimtab.models.synthetic.tasks import REFUSAL
 from trimtab.models.training import signals
@@ -65,16 +65,16 @@ ROWS = [
 
 def test_a_judge_is_asked_about_requests_for_harm_alone(tmp_path: Path) -> None:
     with serving(_rate) as server:
-        found = harmless_answers(_by_judge(server), ROWS, tmp_path)
-        assert found.verdicts == [True, None, False, None]
+        verdicts, spent = harmless_answers(_by_judge(server), ROWS, tmp_path)
+        assert verdicts == [True, None, False, None]
         assert len(server.bodies) == 4  # the last is asked about twice
         # Each came to 10 tokens at 1 and one at 10 a million.
         cost = pytest.approx(4 * 20e-6)
-        assert found.spent == {"num_unparsed": 1, "judge_tokens": 44, "judge_cost": cost}
+        assert spent == {"num_unparsed": 1, "judge_tokens": 44, "judge_cost": cost}
         # What is known is not asked again.
-        assert harmless_answers(_by_judge(server), ROWS, tmp_path) == found
+        assert harmless_answers(_by_judge(server), ROWS, tmp_path) == (verdicts, spent)
         assert len(server.bodies) == 4
-    assert harmless_answers(EvaluateConfig(), ROWS, tmp_path) == Harmlessness([None] * 4)
+    assert harmless_answers(EvaluateConfig(), ROWS, tmp_path) == ([None] * 4, {})
 
 
 def test_told_to_stop_it_keeps_what_was_answered_and_what_it_cost(tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_told_to_stop_it_keeps_what_was_answered_and_what_it_cost(tmp_path: Path
         with pytest.raises(BudgetError, match="22 tokens are spent of 100"):
             harmless_answers(_by_judge(server, max_total_tokens=100), ROWS, tmp_path / "there")
         assert len(server.bodies) == 2
-        found = harmless_answers(_by_judge(server), ROWS, tmp_path / "there")
+        verdicts, spent = harmless_answers(_by_judge(server), ROWS, tmp_path / "there")
         assert len(server.bodies) == 4
-    assert found.verdicts == [True, None, False, None]
-    assert found.spent["judge_tokens"] == 44
+    assert verdicts == [True, None, False, None]
+    assert spent["judge_tokens"] == 44
 
 
 def test_evaluation_reports_what_the_judge_took(

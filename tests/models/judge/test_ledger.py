@@ -169,8 +169,8 @@ def test_what_cannot_be_noted_is_not_sent(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "stage").mkdir()
     stage, run = Ledger(tmp_path / "stage"), _run(tmp_path / "run", 100)
     with monkeypatch.context() as full:
-        full.setattr(stage, "_own", (tmp_path / "full").open("ab", buffering=0))
-        stage._own.close()
+        full.setattr(stage, "_stream", (tmp_path / "full").open("ab", buffering=0))
+        stage._stream.close()
         with pytest.raises(OSError, match="could not be written"):
             Budget([run, stage]).reserve(Usage(90, 0))
     assert _tokens(tmp_path / "run") == 0

@@ -55,11 +55,12 @@ def _scorer(policy: Path, *, has_expected: bool = False, names: Any = NAMES) -> 
 
 
 def _pairs(rows: list[Candidates], categories: list[str | None]) -> Pairs:
-    count = len(rows)
-    names = [str(number) for number in range(count)]
-    ones = torch.ones(count)
-    known = with_categories(rows, categories)
-    return Pairs(names, names, categories, [None] * count, known, ones, 0 * ones, ones)
+    records = [
+        {"id": str(number), "prompt": str(number), "category": category}
+        for number, category in enumerate(categories)
+    ]
+    ones = torch.ones(len(rows))
+    return Pairs(records, with_categories(rows, categories), ones, 0 * ones, ones)
 
 
 @pytest.mark.parametrize("has_expected", [False, True])
@@ -108,7 +109,8 @@ def test_a_head_learns_from_the_pairs_of_its_category_only(policy: Path) -> None
 
 def test_pairs_of_one_prompt_in_two_categories_are_two_rankings(policy: Path) -> None:
     model = _scorer(policy)
-    pairs = replace(_pairs([ROWS[0]] * 3, ["a", "b", "a"]), prompts=["same"] * 3)
+    pairs = _pairs([ROWS[0]] * 3, ["a", "b", "a"])
+    pairs = replace(pairs, records=[{**record, "prompt": "same"} for record in pairs.records])
     rankings = pair_batches_of(pairs, "k_wise")
     assert [row.category for row in rankings.rows] == ["a", "b"]
     reward_loss(model)(pack(rankings.rows[1:]), rankings.compared([1]))[0].backward()

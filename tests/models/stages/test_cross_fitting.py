@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import StrengthConfig, TrunkCacheConfig
 from trimtab.models.data.self_test import planted
 from trimtab.models.functional.strength import fold_of
-from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
+from trimtab.models.stages.reward_model import FOLD_SEED, folds_of
 from trimtab.models.training.data import read_rows, write_rows
 
 NUM_FOLDS = 3
@@ -66,12 +67,16 @@ def test_pairs_of_one_prompt_share_a_fold_and_every_pair_is_counted(
     assert {votes[identifier] for identifier in prompt_of} == {1}
 
 
+def _prompt_folds(prompts: list[str]) -> Tensor:
+    return folds_of([{"prompt": prompt} for prompt in prompts], NUM_FOLDS, "prompt")
+
+
 def test_folds_follow_prompts_in_order_of_first_appearance() -> None:
     distinct = [f"prompt {index}" for index in range(20)]
     folds = fold_of(20, NUM_FOLDS, FOLD_SEED)
-    assert prompt_folds(distinct, NUM_FOLDS).equal(folds)
+    assert _prompt_folds(distinct).equal(folds)
     repeated = [*distinct, *distinct[::-1], distinct[4]]
-    assert prompt_folds(repeated, NUM_FOLDS).tolist() == [
+    assert _prompt_folds(repeated).tolist() == [
         *folds.tolist(),
         *folds.flip(0).tolist(),
         int(folds[4]),
@@ -82,14 +87,14 @@ def test_dialogues_of_one_opening_share_a_fold() -> None:
     """HH-RLHF cuts a dialogue at several turns: the longer prompt quotes the shorter's answer."""
     openings = [f"\n\nHuman: question {index}\n\nAssistant:" for index in range(12)]
     longer = [f"{opening} an answer\n\nHuman: more?\n\nAssistant:" for opening in openings]
-    folds = prompt_folds([*openings, *longer], NUM_FOLDS)
+    folds = _prompt_folds([*openings, *longer])
     assert folds[:12].equal(folds[12:])
     assert len(set(folds.tolist())) == NUM_FOLDS
 
 
 def test_fewer_prompts_than_folds_are_refused() -> None:
     with pytest.raises(ValueError, match="found 3"):
-        prompt_folds(["a", "b", "a", "b"], NUM_FOLDS)
+        _prompt_folds(["a", "b", "a", "b"])
 
 
 def test_a_member_learns_from_and_scores_the_copy_with_labels_turned_round(

@@ -19,8 +19,8 @@ from trimtab.models.config.reward import EmbeddingModelConfig, EmbeddingsConfig
 from trimtab.models.stages.embedding_model import (
     Answers,
     LinearModel,
-    _second_fit,
-    _stacked,
+    _fit_unopposed,
+    _stacking_weights,
     bradley_terry,
     features_of,
     folds_of,
@@ -174,7 +174,7 @@ def test_a_second_fit_finds_more_of_many_wrong_labels_and_no_pair_sees_itself() 
         fold: model.fit(folds != fold, 0.1, model.zeros) for fold in range(5)
     }
     starts[None] = model.fit(np.ones(600, bool), 0.1, model.zeros)
-    again, weights = _second_fit(model, folds, 0.1, starts)
+    again, weights = _fit_unopposed(model, folds, 0.1, starts)
     is_wrong = np.arange(600) < 180
     once = np.zeros((600, 2))
     for fold in range(5):
@@ -190,7 +190,7 @@ def test_a_second_fit_finds_more_of_many_wrong_labels_and_no_pair_sees_itself() 
     embedding[0] = embedding[0, ::-1]
     turned = _linear_model(replace(answers, embedding=embedding))
     np.testing.assert_allclose(
-        _second_fit(turned, folds, 0.1, starts)[0][0], again[0, ::-1], rtol=1e-3, atol=1e-4
+        _fit_unopposed(turned, folds, 0.1, starts)[0][0], again[0, ::-1], rtol=1e-3, atol=1e-4
     )
 
 
@@ -198,13 +198,13 @@ def test_fits_are_added_up_as_far_as_they_tell_the_labels() -> None:
     """The first is right as often as not: alone it stays as it is."""
     gap = np.array([[0.0, 1.0], [1.0, 0.0]] * 4)
     label = np.ones(8)
-    assert _stacked(gap, -gap, label) == (1.0, 0.0)
+    assert _stacking_weights(gap, -gap, label) == (1.0, 0.0)
     right = np.array([[1.0, 0.0]] * 8)
-    first, second = _stacked(gap, right, label)
+    first, second = _stacking_weights(gap, right, label)
     assert second > 1 > first
     # Of labels of .7 the log-odds are log(7 / 3), whatever is said of ties.
     soft = np.full(8, 0.7)
-    assert _stacked(gap, right, soft) == pytest.approx((0.0, np.log(7 / 3)), abs=2e-3)
+    assert _stacking_weights(gap, right, soft) == pytest.approx((0.0, np.log(7 / 3)), abs=2e-3)
 
 
 def test_ratings_are_the_maximum_of_the_penalised_likelihood() -> None:

@@ -12,7 +12,7 @@ from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.reward import EmbeddingsConfig
 from trimtab.models.stages import embeddings
-from trimtab.models.stages.embeddings import _asking
+from trimtab.models.stages.embeddings import _prompt_messages
 from trimtab.models.training.data import write_rows
 
 HH = "\n\nHuman: What is {}?\n\nAssistant:"
@@ -49,5 +49,5 @@ def test_answers_are_read_behind_the_chat_template(
 
 
 def test_a_prompt_that_is_a_mark_alone_is_asked_as_it_is() -> None:
-    assert _asking("\n\nAssistant:") == [{"role": "user", "content": "\n\nAssistant:"}]
-    assert _asking("Hi") == [{"role": "user", "content": "Hi"}]
+    assert _prompt_messages("\n\nAssistant:") == [{"role": "user", "content": "\n\nAssistant:"}]
+    assert _prompt_messages("Hi") == [{"role": "user", "content": "Hi"}]

@@ -100,6 +100,14 @@ def test_ratings_by_hand(tmp_path: Path) -> None:
         }
 
 
+def test_tokens_of_a_batch_are_counted_exactly(tmp_path: Path) -> None:
+    """A float32 has no odd number above 2^24."""
+    with serving(lambda *_: completion("5", prompt_tokens=2**24)) as server:
+        rater = JudgeReward(_judge(server), tmp_path, 0)
+        _, metrics = rater.rate(["p"] * 3, ["a", "b", "c"])
+    assert float(metrics["judge_tokens"]) == 3 * (2**24 + 1) == rater.summary()["judge_tokens"]
+
+
 @pytest.mark.slow
 def test_the_policy_learns_what_the_judge_likes(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]

@@ -26,11 +26,13 @@ from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.nets.packing import encode
 from trimtab.models.stages.hir import instruction_ids
 from trimtab.models.stages.rejection_sampling import best_answers
+from trimtab.models.stages.sample_responses import read_samples
 from trimtab.models.training import loop
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.sampling import respond
 from trimtab.models.training.scoring import logprob_rows, score_texts
+from trimtab.models.training.stage import Stage
 
 GOOD, FAIR, BAD = "sure done", "okay maybe", "well basically um"
 TRAIN = TrainConfig(learning_rate=3e-3, batch_size=8, num_epochs=3, checkpoint_every=2)
@@ -98,7 +100,7 @@ def test_two_ranks_sample_the_answers_that_one_does(
         assert row["scores"] == pytest.approx(other["scores"], rel=1e-4, abs=1e-4)
 
 
-def test_the_best_of_all_samples_by_hand() -> None:
+def test_the_best_of_all_samples_by_hand(tmp_path: Path) -> None:
     first = [
         {"prompt": "p", "responses": ["a", "b"], "scores": [1.0, 2.0]},
         {"prompt": "q", "responses": ["c", "d"], "scores": [5.0, 5.0]},
@@ -108,10 +110,14 @@ def test_the_best_of_all_samples_by_hand() -> None:
         {"prompt": "p", "responses": ["h", "i", "j"], "scores": [0.0, 3.0, 1.0]},
         {"prompt": "r", "responses": ["k", "l", "m"], "scores": [-3.0, -2.0, -1.0]},
     ]
-    found = best_answers([first, second])
+    for number, rows in enumerate([first, second]):
+        write_rows(tmp_path / str(number) / "answers.jsonl", rows)
+    stage = Stage({f"responses_{number}": tmp_path / str(number) for number in (1, 0)}, tmp_path)
     # Of equal scores the first, of the first samples.
-    assert found == {"p": ("i", 3.0), "q": ("c", 5.0), "r": ("m", -1.0)}
-    assert best_answers([first]) == {"p": ("b", 2.0), "q": ("c", 5.0)}
+    best = {"p": ("i", 3.0), "q": ("c", 5.0), "r": ("m", -1.0)}
+    assert best_answers(*read_samples(stage)) == best
+    stage = Stage({"responses_0": tmp_path / "0"}, tmp_path)
+    assert best_answers(*read_samples(stage)) == {"p": ("b", 2.0), "q": ("c", 5.0)}
 
 
 def test_rejection_sampling_teaches_the_best_answer_and_no_other(

@@ -36,10 +36,10 @@ def _pairs(groups: list[str | None] | None = None) -> Pairs:
     rows = [Candidates(PROMPTS[p], (RESPONSES[p][i], RESPONSES[p][j])) for p, i, j in COMPARED]
     rows[2] = rows[2].exchanged()  # a flipped pair
     return Pairs(
-        [f"pair {number}" for number in range(count)],
-        [prompt for prompt, _, _ in COMPARED],
-        [None] * count,
-        groups or [None] * count,
+        [
+            {"id": f"pair {number}", "prompt": prompt, "group": groups and groups[number]}
+            for number, (prompt, _, _) in enumerate(COMPARED)
+        ],
         rows,
         torch.rand(count, generator=generator, dtype=torch.float64) / 2 + 0.5,
         torch.randn(count, generator=generator, dtype=torch.float64),
@@ -168,8 +168,8 @@ def test_a_group_is_a_ranking_of_its_own() -> None:
 def test_more_responses_than_a_ranking_may_have_are_refused() -> None:
     rows = [Candidates([5], ([6], [7, number])) for number in range(9)]
     numbers = torch.ones(9)
-    none: list[str | None] = [None] * 9
-    pairs = Pairs([f"p{n}" for n in range(9)], ["a"] * 9, none, none, rows, *[numbers] * 3)
+    records = [{"id": f"p{number}", "prompt": "a"} for number in range(9)]
+    pairs = Pairs(records, rows, *[numbers] * 3)
     with pytest.raises(ValueError, match=r"compare 10 different responses, at most 9.*'p0'"):
         pair_batches_of(pairs, "k_wise")
     assert len(pair_batches_of(pairs).rows) == 9
