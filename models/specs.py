@@ -58,43 +58,38 @@ class StageSpec:
         """Names of the inputs that no call may leave out."""
         return self.required if self.mapping is None else (self.mapping, *self.required)
 
-    def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def named(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Artifacts by the names that the trainer reads; those that are None are left out."""
-        found: dict[str, Any] = {}
-        for name, value in given.items():
+        artifacts: dict[str, Any] = {}
+        for name, value in inputs.items():
             if name == self.mapping:
-                found |= value
+                artifacts |= value
             elif isinstance(value, list) and name in self.several:
-                found |= {f"{name}_{index}": each for index, each in enumerate(value)}
+                artifacts |= {f"{name}_{index}": artifact for index, artifact in enumerate(value)}
             elif value is not None:
-                found[name] = value
-        return found
+                artifacts[name] = value
+        return artifacts
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a missing input, or one that the trainer would not read."""
-        found = set(names)
-        missing = [name for name in self.required if not any(_is(each, name) for each in found)]
+        inputs, known = set(names), {*self.inputs, *self.files}
+        missing = [name for name in self.required if not any(_is(key, name) for key in inputs)]
         if missing:
             raise InputError(
-                f"stage {self.name}: inputs {missing} are missing; found {sorted(found)}"
+                f"stage {self.name}: inputs {missing} are missing; found {sorted(inputs)}"
             )
-        known = {*self.inputs, *self.files}
         numbered = {*self.several, *self.files}
-        unknown = [
-            each
-            for each in found - known
-            if self.mapping is None and not any(_is(each, name) for name in numbered)
-        ]
-        if unknown:
+        unknown = [key for key in inputs - known if not any(_is(key, name) for name in numbered)]
+        if unknown and self.mapping is None:
             raise InputError(
                 f"stage {self.name}: it has no inputs {sorted(unknown)}; allowed: {sorted(known)}"
             )
 
 
-def _is(found: str, name: str) -> bool:
-    """Whether an input found is the one of that name, or one of several."""
-    stem, _, index = found.rpartition("_")
-    return found == name or (stem == name and index.isdecimal())
+def _is(key: str, name: str) -> bool:
+    """Whether `key` is an input's name, or that of one of several: `name_0`."""
+    stem, _, index = key.rpartition("_")
+    return key == name or (stem == name and index.isdecimal())
 
 
 # Data

@@ -5,10 +5,10 @@ Bounds are wide: they refuse impossible values, not unusual ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 # The largest seed that numpy and scikit-learn accept.
@@ -58,6 +58,16 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong in values that are right one by one, a sentence each."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_problems(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
 
     @classmethod
     def __get_pydantic_core_schema__(

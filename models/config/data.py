@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trimtab.models.config.base import (
     Characters,
@@ -29,10 +30,11 @@ WORLD_VERSION = 2
 MAX_PROMPTS = 1_200_000
 
 
-def check_shares(validation: float, test: float) -> None:
-    """Raise ValueError if the held-out shares leave nothing to train on."""
+def share_problems(config: ComparisonsConfig | PreferencesConfig) -> Iterator[str]:
+    """Held-out shares that leave nothing to train on."""
+    validation, test = config.validation_share, config.test_share
     if validation + test >= 1:
-        raise ValueError(
+        yield (
             "validation_share and test_share must add up to less than 1, found "
             f"{validation:g} + {test:g}"
         )
@@ -54,17 +56,15 @@ class WorldConfig(StageConfig):
     num_eval_prompts: int = Field(300, gt=0, le=10_000)
     """Prompts per test and validation set"""
 
-    @model_validator(mode="after")
-    def _prompts_can_differ(self) -> WorldConfig:
+    def _problems(self) -> Iterator[str]:
         drawn = self.num_demonstrations + self.num_pair_prompts + self.num_policy_prompts
         drawn += 2 * self.num_eval_prompts
         if drawn > MAX_PROMPTS:
-            raise ValueError(
+            yield (
                 "num_demonstrations, num_pair_prompts, num_policy_prompts and twice "
                 f"num_eval_prompts must add up to at most {MAX_PROMPTS:,}, found {drawn:,}: the "
                 "world has hardly more different prompts"
             )
-        return self
 
 
 class ComparisonsConfig(SamplingStageConfig):
@@ -102,19 +102,13 @@ class ComparisonsConfig(SamplingStageConfig):
     test_share: float = Field(0.15, gt=0, lt=1)
     """Share of prompts held out for testing"""
 
-    @model_validator(mode="after")
-    def _flips_can_be_so_many(self) -> ComparisonsConfig:
+    def _problems(self) -> Iterator[str]:
         if self.noise == "by_difficulty" and self.flip_share > MAX_FLIP_PROBABILITY:
-            raise ValueError(
+            yield (
                 f"flip_share must be at most {MAX_FLIP_PROBABILITY} with noise=by_difficulty, "
                 f"found {self.flip_share}: no pair is flipped more often"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _some_are_trained_on(self) -> ComparisonsConfig:
-        check_shares(self.validation_share, self.test_share)
-        return self
+        yield from share_problems(self)
 
 
 class PreferencesConfig(StageConfig):
@@ -167,22 +161,12 @@ class PreferencesConfig(StageConfig):
     seed: Seed = 0
     """Seed of the split"""
 
-    @model_validator(mode="after")
-    def _some_are_trained_on(self) -> PreferencesConfig:
-        check_shares(self.validation_share, self.test_share)
-        return self
-
-    @model_validator(mode="after")
-    def _sources_have_a_category_each(self) -> PreferencesConfig:
+    def _problems(self) -> Iterator[str]:
+        yield from share_problems(self)
         if self.categories and len(self.categories) != len(self.sources):
-            raise ValueError(
+            yield (
                 "categories must be empty or one for each source, found "
                 f"{len(self.categories)} for {len(self.sources)} sources"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sources_differ(self) -> PreferencesConfig:
         for name in ("sources", "demonstrations"):
             require_different(name, getattr(self, name))
-        return self

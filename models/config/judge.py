@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     WithJsonSchema,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -116,14 +115,12 @@ class EndpointConfig(StageConfig):
             raise ValueError("must be an http:// or https:// address")
         return value.rstrip("/")
 
-    @model_validator(mode="after")
-    def _a_cost_has_prices(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.max_cost is not None and not self.input_price and not self.output_price:
-            raise ValueError(
+            yield (
                 f"max_cost is {self.max_cost}, but input_price and output_price are 0: the cost "
                 "would be unknown; give the prices of a million tokens, or max_total_tokens"
             )
-        return self
 
 
 def endpoints_of(config: BaseModel) -> Iterator[EndpointConfig]:
@@ -153,19 +150,14 @@ class ChatModelConfig(StageConfig):
     max_characters: Characters = 6000
     """Longest dialogue, and longest response, shown to the judge (free)"""
 
-    @model_validator(mode="after")
-    def _one_judge(self) -> Self:
-        given = [
-            name
-            for name in ("endpoint", "local_model", "gold_accuracy")
-            if getattr(self, name) is not None
-        ]
-        if len(given) != 1:
-            raise ValueError(
+    def _problems(self) -> Iterator[str]:
+        names = ("endpoint", "local_model", "gold_accuracy")
+        judges = [name for name in names if getattr(self, name) is not None]
+        if len(judges) != 1:
+            yield (
                 "exactly one of endpoint, local_model and gold_accuracy must be given, found "
-                f"{' and '.join(given) or 'none'}"
+                f"{' and '.join(judges) or 'none'}"
             )
-        return self
 
 
 class JudgeConfig(ChatModelConfig):
@@ -197,27 +189,22 @@ class JudgeConfig(ChatModelConfig):
     """Bounds to which the preference probability is clamped [CAI: .4, .6 with chain_of_thought];
     none: not clamped"""
 
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.num_samples > 1 and self.temperature == 0:
-            raise ValueError(
+            yield (
                 f"num_samples is {self.num_samples} at temperature 0, where all samples are "
                 "equal: raise temperature, or set num_samples to 1"
             )
         if self.num_samples > 1 and self.top_logprobs and not self.chain_of_thought:
-            raise ValueError(
+            yield (
                 f"num_samples is {self.num_samples}, but without chain_of_thought all samples "
                 "have the same token probabilities: set chain_of_thought, or top_logprobs to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _clamp_is_around_a_half(self) -> Self:
         if self.clamp is not None and not 0 <= self.clamp[0] <= 0.5 <= self.clamp[1] <= 1:
-            raise ValueError(
+            yield (
                 f"clamp must be two bounds with 0 <= low <= 0.5 <= high <= 1, found {self.clamp}"
             )
-        return self
 
 
 def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
@@ -261,14 +248,12 @@ class HarmlessConfig(StageConfig):
 
     _rates = field_validator("judge")(rating)
 
-    @model_validator(mode="after")
-    def _looks_for_harm(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.judge.rubric != "harmlessness":
-            raise ValueError(
+            yield (
                 f"judge.rubric must be harmlessness, found {self.judge.rubric}: this judge is "
                 "asked whether answers do harm"
             )
-        return self
 
 
 class AILabelsConfig(StageConfig):
@@ -281,15 +266,21 @@ class AILabelsConfig(StageConfig):
     """Labels are the judge's probabilities [RLAIF]; if off, 1 for what it prefers"""
 
 
-NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
 MAX_NAME = 40
-OF_NAME = "Name of the judge in results: small letters, digits, `_`, `.` and `-`"
+JudgeName = Annotated[
+    str,
+    Field(
+        max_length=MAX_NAME,
+        pattern=r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$",
+        description="Name of the judge in results: small letters, digits, `_`, `.` and `-`",
+    ),
+]
 
 
 class VotingJudgeConfig(JudgedPairsConfig):
     """A judge that votes on labels: the log-odds of its preference are its vote."""
 
-    name: str = Field(max_length=MAX_NAME, pattern=NAME, description=OF_NAME)
+    name: JudgeName
 
     def comparing(self) -> JudgePreferencesConfig:
         """What it is asked: to compare the pairs of all splits."""
@@ -302,7 +293,7 @@ class VotingJudgeConfig(JudgedPairsConfig):
 class JudgeAnswersConfig(StageConfig):
     """A judge compares the answers of every two policies to the same prompts."""
 
-    name: str = Field(max_length=MAX_NAME, pattern=NAME, description=OF_NAME)
+    name: JudgeName
     judge: JudgeConfig
     sets: tuple[str, ...] | None = Field(None, min_length=1)
     """Prompt sets whose answers are judged; none: all but `validation`"""

@@ -9,9 +9,10 @@ policy num_steps * num_epochs * ceil(rollout_batch / train_batch) times.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from trimtab.models.config.base import (
     LearningRate,
@@ -30,7 +31,7 @@ from trimtab.models.config.base import (
 )
 from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, rating
 from trimtab.models.config.sampling import SamplerConfig, SamplingStageConfig
-from trimtab.models.config.training import TrainConfig, TrainerConfig, ranks_within
+from trimtab.models.config.training import TrainConfig, TrainerConfig
 
 RehearsalUnit = Literal["token", "response"]
 
@@ -153,26 +154,17 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     """PPO steps between checkpoints"""
     guard: CollapseConfig = CollapseConfig()
 
-    @model_validator(mode="after")
-    def _every_rank_has_a_row(self) -> Self:
-        return ranks_within(self, "train_batch", min(self.train_batch, self.rollout_batch))
-
-    @model_validator(mode="after")
-    def _steered_from_above_zero(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        batch = min(self.train_batch, self.rollout_batch)
+        yield from self._rank_problems("train_batch", batch)
         if self.kl_target is not None and self.kl_coef == 0:
-            raise ValueError(
-                "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _clip_has_a_bonus(self) -> Self:
+            yield "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
         if self.entropy_clip is not None and self.entropy_coef == 0:
-            raise ValueError(
+            yield (
                 f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "
                 "there is no bonus to clip"
             )
-        return self
 
 
 class RehearsalConfig(SamplingStageConfig):
@@ -203,14 +195,12 @@ class RehearsalConfig(SamplingStageConfig):
     max_new_tokens: Tokens = 24
     """Longest response in tokens"""
 
-    @model_validator(mode="after")
-    def _sampler_knows_the_entropy(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.vllm is not None and self.criterion == "entropy":
-            raise ValueError(
+            yield (
                 "criterion must be score, length or random where vllm is given, found entropy: "
                 "vLLM does not return the entropy of what it samples from"
             )
-        return self
 
 
 class PolicyConfig(StageConfig):
@@ -325,16 +315,14 @@ class RestConfig(PolicyConfig):
     thresholds: tuple[Score, ...] = Field((0.5, 0.7, 0.9), min_length=1, max_length=100)
     """Least score of the answers in each Improve step, rising (free)"""
 
-    @model_validator(mode="after")
-    def _thresholds_rise(self) -> RestConfig:
-        found = list(self.thresholds)
-        if found != sorted(set(found)):
-            raise ValueError(f"thresholds must rise from one to the next, found {found}")
-        if self.threshold_kind == "quantile" and not 0 <= found[0] <= found[-1] < 1:
-            raise ValueError(
-                f"thresholds must be in [0, 1) where threshold_kind is 'quantile', found {found}"
+    def _problems(self) -> Iterator[str]:
+        values = list(self.thresholds)
+        if values != sorted(set(values)):
+            yield f"thresholds must rise from one to the next, found {values}"
+        if self.threshold_kind == "quantile" and not 0 <= values[0] <= values[-1] < 1:
+            yield (
+                f"thresholds must be in [0, 1) where threshold_kind is 'quantile', found {values}"
             )
-        return self
 
 
 class RestLoop(StageConfig):
@@ -367,10 +355,10 @@ class HIRConfig(PolicyConfig):
 
     @field_validator("instructions")
     @classmethod
-    def _instructions_differ(cls, found: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(found)) < len(found) or not all(found):
-            raise ValueError(f"instructions must differ and not be empty, found {list(found)}")
-        return found
+    def _instructions_differ(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(values)) < len(values) or not all(values):
+            raise ValueError(f"instructions must differ and not be empty, found {list(values)}")
+        return values
 
 
 class HIRLoop(StageConfig):
@@ -384,14 +372,12 @@ class HIRLoop(StageConfig):
     answers: SampleResponsesConfig = SampleResponsesConfig()
     learn: HIRConfig = HIRConfig()
 
-    @model_validator(mode="after")
-    def _instruction_is_its_own(self) -> HIRLoop:
+    def _problems(self) -> Iterator[str]:
         if self.answers.instruction:
-            raise ValueError(
+            yield (
                 f"answers.instruction of HIR must be empty, found {self.answers.instruction!r}: "
                 "HIR sets it to the last of learn.instructions"
             )
-        return self
 
 
 class ReviseConfig(SamplerConfig):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trimtab.models.config.base import (
     Positive,
@@ -49,14 +50,12 @@ class EvaluateConfig(SamplingStageConfig):
     harmless: HarmlessConfig | None = None
     """Judge that says which answers are harmless, where there is no gold scorer"""
 
-    @model_validator(mode="after")
-    def _gold_knows_harm(self) -> EvaluateConfig:
+    def _problems(self) -> Iterator[str]:
         if self.has_gold and self.harmless is not None:
-            raise ValueError(
+            yield (
                 "harmless must be none in the synthetic world, found a judge: the gold scorer says "
                 "which answers are harmless"
             )
-        return self
 
 
 class WinMatrixConfig(StageConfig):

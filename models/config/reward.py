@@ -5,9 +5,10 @@ A constant from a paper carries its source; one that no paper gives is marked `f
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trimtab.models.config.base import (
     Passes,
@@ -120,13 +121,9 @@ class RelabelConfig(StageConfig):
     reviewed pairs: a file, a folder, an s3:// address, or raw:<sha256>/<name>, a file that the
     store has from an earlier run"""
 
-    @model_validator(mode="after")
-    def _keeps_some(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if not self.keep_from < self.keep_to:
-            raise ValueError(
-                f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}"
-            )
-        return self
+            yield (f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}")
 
 
 POLICY = "policy"
@@ -148,15 +145,13 @@ class EncoderConfig(StageConfig):
         """Whether hidden states are read, and no sentence embedding."""
         return self.encoder == POLICY or self.encoder in PACKAGED_MODELS
 
-    @model_validator(mode="after")
-    def _layer_is_a_language_model_s(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.layer is not None and not self.is_language_model:
-            raise ValueError(
+            yield (
                 f"layer is given ({self.layer}) but encoder is no language model "
                 f"({', '.join((POLICY, *PACKAGED_MODELS))}), found {self.encoder!r}: a sentence "
                 "encoder's last layer is taken"
             )
-        return self
 
 
 class EmbeddingsConfig(EncoderConfig):
@@ -195,22 +190,19 @@ class EmbeddingModelConfig(EncoderConfig):
             return self.kind
         return f"{'states' if self.is_language_model else 'embedding'}_{self.kind}"
 
-    @model_validator(mode="after")
-    def _neighbours_are_by_sentence(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.kind == "nearest" and self.is_language_model:
-            raise ValueError(
+            yield (
                 f"kind=nearest takes a sentence encoder, found encoder={self.encoder}; allowed: "
                 "kind=linear"
             )
         if self.kind in ("style", "ratings") and self.is_language_model:
-            raise ValueError(
-                f"kind={self.kind} reads no vector, found encoder={self.encoder}; leave it out"
-            )
+            yield (f"kind={self.kind} reads no vector, found encoder={self.encoder}; leave it out")
         if self.kind == "ratings" and self.fold_by == "prompt":
-            raise ValueError(
+            yield (
                 "kind=ratings needs fold_by=pair, found prompt: another prompt has other answers"
             )
-        return self
 
 
 class ContrastiveConfig(StageConfig):
@@ -249,14 +241,12 @@ class PairLossConfig(StageConfig):
     """Contrastive term on two passes over each answer; negatives are the other answers of a micro
     batch (train.micro_batch_tokens); none: no such term"""
 
-    @model_validator(mode="after")
-    def _views_differ(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.contrastive is not None and self.train.dropout == 0:
-            raise ValueError(
+            yield (
                 "train.dropout must be above 0 if contrastive is given, found 0: its two views "
                 "of an answer are two dropout masks [RM: 0.05]"
             )
-        return self
 
 
 class RewardModelConfig(PairLossConfig):
@@ -277,33 +267,24 @@ class RewardModelConfig(PairLossConfig):
     score_every: Steps | None = None
     """Steps between scorings of the validation pairs; none: at the end"""
 
-    @model_validator(mode="after")
-    def _categories_are_not_left_out(self) -> RewardModelConfig:
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         both = sorted(set(self.categories) & set(self.without_categories))
         if both:
-            raise ValueError(
+            yield (
                 f"categories and without_categories must have none in common, found {both} in both"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fold_is_one_of_them(self) -> Self:
         if self.fold is not None and self.fold >= self.num_folds:
-            raise ValueError(
+            yield (
                 f"fold must be below num_folds, found {self.fold} of {self.num_folds}: folds are "
                 "counted from 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _is_whole_when_scored(self) -> Self:
         zero = self.train.zero
         if self.score_every is not None and zero is not None and zero.stage == 3:
-            raise ValueError(
+            yield (
                 "score_every must be none under stage 3 of ZeRO, found "
                 f"{self.score_every}: while training, each rank has only a part of the model"
             )
-        return self
 
 
 class CrossFittedConfig(StageConfig):
@@ -396,14 +377,12 @@ class MetaRMConfig(SamplerConfig):
     margin: Positive = 2.5
     """Bound m when the scorer is an Advantage Model"""
 
-    @model_validator(mode="after")
-    def _theta_prime_can_be_saved(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.keep_ascent and self.train.lora is not None:
-            raise ValueError(
+            yield (
                 "keep_ascent must be false with train.lora, found true: adapters are merged into "
                 "the weights before the last ascent"
             )
-        return self
 
 
 class FeaturesConfig(StageConfig):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -10,7 +11,6 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 
 from trimtab.models.config.base import (
@@ -25,6 +25,7 @@ from trimtab.models.config.base import (
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -59,15 +60,13 @@ class ModelConfig(StageConfig):
         """Features of one attention head of the from-scratch Llama."""
         return self.hidden_size // self.num_heads
 
-    @model_validator(mode="after")
-    def _heads_share_out_the_width(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         # Rotary position embeddings rotate a head's features in pairs.
         if self.base is None and self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
+            yield (
                 "hidden_size must be a multiple of twice num_heads, found hidden_size "
                 f"{self.hidden_size} and num_heads {self.num_heads}"
             )
-        return self
 
 
 class ZeroConfig(StageConfig):
@@ -123,17 +122,20 @@ class TrainerConfig(StageConfig):
         """`num_ranks` as a number; `auto` is 1, as on a GPU."""
         return 1 if self.num_ranks == "auto" else self.num_ranks
 
-    @model_validator(mode="after")
-    def _optimiser_is_whole(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.zero is not None and self.optimiser != "adamw":
-            raise ValueError(
+            yield (
                 f"found optimiser {self.optimiser} with zero; allowed: only one of the two, as "
                 "DeepSpeed partitions moments of 32 bits"
             )
-        return self
 
-
-TrainerT = TypeVar("TrainerT", bound=TrainerConfig)
+    def _rank_problems(self, name: str, batch: int) -> Iterator[str]:
+        """More ranks than rows in the batch `name`."""
+        if isinstance(self.num_ranks, int) and self.num_ranks > batch:
+            yield (
+                f"num_ranks must be at most {name}, found {self.num_ranks} and {batch}: every rank "
+                "needs a row of each batch"
+            )
 
 
 class TrainConfig(TrainerConfig):
@@ -160,31 +162,31 @@ class TrainConfig(TrainerConfig):
     checkpoint_every: Steps = 100
     """Optimiser steps between checkpoints"""
 
-    @model_validator(mode="after")
-    def _every_rank_has_a_row(self) -> Self:
-        return ranks_within(self, "batch_size", self.batch_size)
-
-
-def ranks_within(config: TrainerT, name: str, batch: int) -> TrainerT:
-    """The configuration; raises ValueError if it has more ranks than rows in the batch `name`."""
-    if isinstance(config.num_ranks, int) and config.num_ranks > batch:
-        raise ValueError(
-            f"num_ranks must be at most {name}, found {config.num_ranks} and {batch}: every rank "
-            "needs a row of each batch"
-        )
-    return config
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        yield from self._rank_problems("batch_size", self.batch_size)
 
 
 def trainer_of(config: BaseModel) -> TrainerConfig | None:
     """A stage's trainer settings: the configuration itself or its field `train`; else None."""
-    found = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
-    return found if isinstance(found, TrainerConfig) else None
+    trainer = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
+    return trainer if isinstance(trainer, TrainerConfig) else None
+
+
+def with_precision(config: ConfigT, precision: Precision) -> ConfigT:
+    """The settings of a stage or trainer with that `precision`, where they have one."""
+    trainer = trainer_of(config)
+    if trainer is not None and trainer is not config:
+        return config.model_copy(update={"train": with_precision(trainer, precision)})
+    return config.model_copy(
+        update={"precision": precision} if hasattr(config, "precision") else {}
+    )
 
 
 def precision_of(config: BaseModel) -> Precision:
     """A stage's `precision`: its trainer's or its own; `auto` where it has no such setting."""
-    found: Precision = getattr(trainer_of(config) or config, "precision", "auto")
-    return found
+    precision: Precision = getattr(trainer_of(config) or config, "precision", "auto")
+    return precision
 
 
 class SFTConfig(StageConfig):

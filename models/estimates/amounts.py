@@ -130,13 +130,14 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
 
     Raises PlanError for a source that is here and cannot be read.
     """
-    counted = [_count_pairs(source, config) for source in config.sources]
-    found = [count for count in counted if count is not None]
-    pairs, how = _total([None if count is None else count.pairs for count in counted], config)
+    sources = [_count_pairs(source, config) for source in config.sources]
+    counted = [source for source in sources if source is not None]
+    is_known = len(counted) == len(sources)
+    pairs, how = _total(sum(count.pairs for count in counted) if is_known else None, config)
     rankings, ranked = pairs, 2
-    if len(found) == len(counted):
-        rankings = min(pairs, sum(count.rankings for count in found))
-        ranked = max(count.ranked for count in found)
+    if is_known:
+        rankings = min(pairs, sum(count.rankings for count in counted))
+        ranked = max(count.ranked for count in counted)
     shares = counts.split_shares(config)
     train = round(pairs * shares["train"])
     shown, how_shown = _demonstrations(config, train)
@@ -191,23 +192,21 @@ def _demonstrations(config: PreferencesConfig, train_pairs: int) -> tuple[int, t
     return count, (f"demonstrations: {count:,} rows counted in preferences.demonstrations",)
 
 
-def _total(counted: list[int | None], config: PreferencesConfig) -> tuple[int, str]:
-    """The number of pairs and how it is known."""
+def _total(counted: int | None, config: PreferencesConfig) -> tuple[int, str]:
+    """The number of pairs and how it is known; counted: those of all sources, if all are here."""
     max_pairs = config.max_pairs
-    known = [count for count in counted if count is not None]
-    if len(known) == len(counted):
-        pairs, how = sum(known), f"{sum(known):,} pairs counted in preferences.sources"
-    elif max_pairs is not None:
+    if counted is None and max_pairs is not None:
         return max_pairs, f"{max_pairs:,} pairs, from preferences.max_pairs"
-    else:
+    if counted is None:
         return ASSUMED_PAIRS, (
             "UNKNOWN, as not all of preferences.sources are files here; taken as "
             f"{ASSUMED_PAIRS:,} pairs (the training split of Anthropic's HH-RLHF); give files or "
             "preferences.max_pairs"
         )
-    taken = counts.num_taken(pairs, max_pairs)
-    if taken < pairs:
-        how = f"{how}, of which preferences.max_pairs keeps {taken:,}"
+    how, taken = f"{counted:,} pairs counted in preferences.sources", counted
+    if max_pairs is not None and max_pairs < counted:
+        taken = max_pairs
+        how += f", of which preferences.max_pairs keeps {taken:,}"
     return taken, how
 
 
@@ -234,8 +233,8 @@ def _count_pairs(name: str, config: PreferencesConfig) -> _Counted | None:
                 row = reader.parse(raw)
                 if not row.problems and not row.is_tie:
                     count += len(row.better_worse)
-                    own = responses.setdefault(hash((row.group, row.prompt)), set())
-                    own.update(map(hash, row.answers))
+                    ranking = responses.setdefault(hash((row.group, row.prompt)), set())
+                    ranking.update(map(hash, row.answers))
     except (SourceError, ColumnsError) as error:
         raise PlanError(f"preferences.sources: {error}") from error
     return _Counted(count, len(responses), max(map(len, responses.values()), default=2))

@@ -1,14 +1,13 @@
 """How long a stage's work takes a GPU: a range, by its rate of products and of its memory.
 
 Training and passes take operations, of which a card does a share of its data sheet's rate.
-Sampling is bound by memory, which is read once for each token of a batch, or by starting the
-kernels of each layer. What a stage takes beside (loading, storing, the CPU's part) is not counted.
+Sampling reads the memory once for each token of a batch, or waits for the start of each layer's
+kernels. Loading, storing and the CPU's part are not counted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Rate:
-    """Operations a second that a card does, and where that is from."""
+    """Operations a second that a card does, and the source of the figure."""
 
     products: Range
     source: str
@@ -67,14 +66,14 @@ def operations(trainer: TrainerConfig | None, inputs: StageInputs, work: Work) -
     shape = inputs.shape
     head = 2 * shape.vocab_size * shape.hidden_size
     passed = _pass(shape, inputs.pair_tokens)
-    found: float = (work.forward_tokens + work.sampled_tokens) * passed
-    found += head * (work.sampled_tokens + work.passed_logits)
+    total: float = (work.forward_tokens + work.sampled_tokens) * passed
+    total += head * (work.sampled_tokens + work.passed_logits)
     if trainer is None or not work.trained_tokens:
-        return found
+        return total
     backward = 2 if trainer.lora is None else 1
     upper = _pass(shape.upper(trainer.trainable_layers), inputs.pair_tokens)
-    found += work.trained_tokens * (passed + upper * (backward + trainer.gradient_checkpointing))
-    return found + 3 * head * work.trained_logits
+    total += work.trained_tokens * (passed + upper * (backward + trainer.gradient_checkpointing))
+    return total + 3 * head * work.trained_logits
 
 
 def _pass(shape: ModelShape, row: int) -> float:
@@ -96,12 +95,12 @@ def gpu_seconds(
 
 
 def rate_of(card: Card, folder: Path = MEASURED) -> Rate:
-    """What a card reaches: as measured on one of its kind, else a range for all cards."""
+    """The rate of a card: measured on one of its kind, else a range for all cards."""
     for path in sorted(folder.glob("*.json"), reverse=True):  # the newest first
-        found = json.loads(path.read_text())
-        shares = [value["value"] / 100 for value in _values(found, SHARE)]
-        rates = [value["value"] * 1e12 for value in _values(found, RATE)]
-        if card.is_named(str(found["card"])) and shares and rates:
+        results = json.loads(path.read_text())
+        shares = [value / 100 for value in _values(results, SHARE)]
+        rates = [value * 1e12 for value in _values(results, RATE)]
+        if card.is_named(str(results["card"])) and shares and rates:
             products = Range(min(shares) * rates[0], max(shares) * rates[0])
             return Rate(products, f"docs/explanation/gpu/{path.name}")
     least, most = SHARES
@@ -109,8 +108,8 @@ def rate_of(card: Card, folder: Path = MEASURED) -> Rate:
     return Rate(products, f"{least:.0%} to {most:.0%} of its data sheet's rate")
 
 
-def _values(found: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    if found.get("is_rehearsal"):
-        return
-    for part in found["parts"]:
-        yield from (value for value in part.get("values", ()) if value["name"] == name)
+def _values(results: dict[str, Any], name: str) -> list[float]:
+    """All values of that name; none of a rehearsal."""
+    parts = () if results.get("is_rehearsal") else results["parts"]
+    values = [value for part in parts for value in part.get("values", ())]
+    return [value["value"] for value in values if value["name"] == name]

@@ -1,4 +1,4 @@
-"""The machine that a plan is held against."""
+"""The machine that a plan is compared with."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ SAME_MEMORY = 0.1
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices with memory of their own (bytes), each for `slots` trainer processes at once.
+    """Devices of `memory` bytes, each for `slots` trainer processes at once.
 
-    A computer without GPUs is one device whose processes share its memory. gpu_name: as the driver
-    gives it; None where it is not known.
+    A computer without GPUs is one device. gpu_name: as the driver gives it; None if unknown.
     """
 
     num_devices: int

@@ -1,13 +1,12 @@
 """Memory of one trainer process: what its models, optimisers, activations and caches hold.
 
-All of it in bytes; float32, but for what a trainer's `precision` makes narrower, and linear maps
-that a GPU stores narrow as they are not trained. Counted are
-tensors that grow with the model or the batch, and the buckets of ZeRO; what a process takes beside
-them (`trimtab.models.estimates.machine`) is not, nor is the allocator's slack. What is said here is
-held against the bytes that live (tests/models/training/test_live_bytes.py). Training SFT and a
-reward model of 26 million parameters peaked 7 to 10 % below what is said here when every tensor had
-pages of its own, and 27 to 39 % above on the C library's ordinary heap, which rows of many lengths
-leave holes in (growth of resident memory).
+In bytes; numbers are float32, but for what a trainer's `precision` makes narrower, and linear maps
+that a GPU stores narrow as they are not trained. Tensors that grow with the model or the batch and
+the buckets of ZeRO count; what a process takes beside them (`trimtab.models.estimates.machine`) and
+the allocator's slack do not. tests/models/training/test_live_bytes.py compares it with the bytes
+that live. In resident memory, SFT and a reward model of 26 million parameters peaked 7 to 10 %
+below it where every tensor had pages of its own, and 27 to 39 % above it on the C library's heap,
+in which rows of many lengths leave holes.
 """
 
 from __future__ import annotations
@@ -158,14 +157,14 @@ class Partition:
         largest_parameter: numbers of the largest matrix.
         """
         apart = ceil(memory.weights / self.num_devices)
-        whole = Memory(weights=memory.weights, frozen=memory.frozen)
+        undivided = Memory(weights=memory.weights, frozen=memory.frozen)
         if self.stage < 3 and not self.is_narrow:
-            return whole + Memory(weights=memory.weights * (self.stage > 0))
+            return undivided + Memory(weights=memory.weights * (self.stage > 0))
         if self.stage < 3:
             half = memory.frozen // 2
             copying = Memory(weights=memory.weights, optimiser=apart, frozen=half)
             starting = Memory(memory.weights // 2, apart, 2 * apart, frozen=half)
-            return largest(whole, copying, starting)
+            return largest(undivided, copying, starting)
         part = replace(self, offload=False).working_part(memory)
         copying = Memory(
             weights=apart // self.width,
@@ -174,7 +173,7 @@ class Partition:
             frozen=part.frozen,
         )
         gathered = Memory(weights=3 * FLOAT_BYTES * largest_parameter // self.width)
-        taking_apart = whole + self.running_part(memory.weights + memory.frozen)
+        taking_apart = undivided + self.running_part(memory.weights + memory.frozen)
         return largest(taking_apart, self._offloaded(copying) + gathered)
 
     def loaded(self, memory: Memory) -> Memory:
@@ -230,17 +229,17 @@ def kept_activations(
     has_copies = product < FLOAT_BYTES and not partition_of(config).is_narrow
     has_dropout = isinstance(config, TrainConfig) and config.dropout > 0
 
-    def whole(layer: LayerShape) -> int:
+    def layer_bytes(layer: LayerShape) -> int:
         narrow = layer.kept_narrow + 2 * hidden * has_dropout
         copies = product * (layer.parameters - 2 * hidden) * has_copies
-        kept = FLOAT_BYTES * layer.kept_wide + product * narrow
-        return tokens * kept + repeated_keys * keys + copies
+        token_bytes = FLOAT_BYTES * layer.kept_wide + product * narrow
+        return tokens * token_bytes + repeated_keys * keys + copies
 
     if config.gradient_checkpointing:
         inputs = FLOAT_BYTES * shape.num_layers * tokens * hidden
-        layers = inputs + max(map(whole, shape.layers))
+        layers = inputs + max(map(layer_bytes, shape.layers))
     else:
-        layers = sum(map(whole, shape.layers))
+        layers = sum(map(layer_bytes, shape.layers))
     return layers + FLOAT_BYTES * tokens * shape.kept_once
 
 
@@ -262,14 +261,8 @@ def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
 
 def key_value_cache(shape: ModelShape, tokens: int, precision: Precision = "float32") -> int:
     """Bytes of the keys and values of `tokens` in every layer."""
-    return (
-        PRODUCT_BYTES[precision]
-        * tokens
-        * 2
-        * shape.num_layers
-        * shape.num_kv_heads
-        * shape.head_dim
-    )
+    numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    return PRODUCT_BYTES[precision] * tokens * numbers
 
 
 def sampling_set(shape: ModelShape, num_rows: int) -> int:

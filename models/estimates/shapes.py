@@ -1,8 +1,8 @@
 """Dimensions of a base model without loading it, and the parameters they come to.
 
-Those of the small Llama and of a few published models are sums, as every run plans them when it
-starts. Any other model is built on torch's meta device from its `config.json`, in a process of its
-own, which takes some three seconds (`trimtab.models.nets.counted`). Tests hold the sums against it.
+Sums give those of the small Llama and of a few published models, as every run makes a plan when it
+starts. Any other model is built on torch's meta device from its `config.json`, in another process,
+which takes some three seconds (`trimtab.models.nets.counted`). Tests compare the sums with it.
 """
 
 from __future__ import annotations
@@ -184,55 +184,28 @@ def gated_decoder(  # noqa: PLR0913 - the dimensions of a config.json
     )
 
 
-# Base models by name, from the `config.json` that their authors publish, so that planning needs
-# neither a download nor the package.
 BASE_FILES = {
     "weights": ("*.safetensors", "*.bin"),
     "tokenizer": ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json"),
 }
+# Base models by name, from the `config.json` that their authors publish, so that planning needs
+# neither a download nor the package.
+_FIELDS = """
+vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
+max_position_embeddings tie_word_embeddings
+""".split()
+_VALUES = {
+    "mistralai/Mistral-7B-v0.1": (32_000, 4096, 14_336, 32, 32, 8, 32_768, False),
+    "Qwen/Qwen2.5-0.5B": (151_936, 896, 4864, 24, 14, 2, 32_768, True),
+    "Qwen/Qwen2.5-1.5B": (151_936, 1536, 8960, 28, 12, 2, 131_072, True),
+    "smollm2-135m-instruct": (49_152, 576, 1536, 30, 9, 3, 8192, True),
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    name: dict(zip(_FIELDS, values, strict=True)) for name, values in _VALUES.items()
+}
 KNOWN_SHAPES = {
-    "mistralai/Mistral-7B-v0.1": gated_decoder(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=32768,
-        tie_word_embeddings=False,
-    ),
-    "Qwen/Qwen2.5-0.5B": gated_decoder(
-        vocab_size=151_936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-        has_query_bias=True,
-    ),
-    "Qwen/Qwen2.5-1.5B": gated_decoder(
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        max_position_embeddings=131_072,
-        tie_word_embeddings=True,
-        has_query_bias=True,
-    ),
-    "smollm2-135m-instruct": gated_decoder(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
+    name: gated_decoder(**fields, has_query_bias=name.startswith("Qwen/"))
+    for name, fields in PUBLISHED.items()
 }
 
 
@@ -269,8 +242,8 @@ def missing_files(config: ModelConfig) -> list[str]:
     if config.base is None or not (folder / "config.json").is_file():
         return []
     return [
-        f"found no {what} in the folder {config.base!r}; allowed: {', '.join(names)}"
-        for what, names in BASE_FILES.items()
+        f"found no {kind} in the folder {config.base!r}; allowed: {', '.join(names)}"
+        for kind, names in BASE_FILES.items()
         if not any(any(folder.glob(name)) for name in names)
     ]
 
@@ -302,9 +275,9 @@ def _counted(path: Path, _changed: int) -> tuple[ModelShape | None, str | None]:
     if done.returncode != 0:
         last = done.stderr.strip().rpartition("\n")[2]
         raise PlanError(f"{path}: its model cannot be built: {last or done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    shape = None if found["shape"] is None else shape_from(found["shape"])
-    return shape, found["untrainable"]
+    answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    shape = None if answer["shape"] is None else shape_from(answer["shape"])
+    return shape, answer["untrainable"]
 
 
 def shape_from(fields: dict[str, Any]) -> ModelShape:

@@ -1,17 +1,15 @@
-"""A stage's work: the sum of what its process does, which is to sample, to pass rows and to train.
-
-Each of the three comes with its memory.
-"""
+"""A stage's work: the sum of what its process samples, passes and trains, each with its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, prod
+from typing import Any
 
 from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.sampling import VllmConfig
-from trimtab.models.config.training import TrainConfig, TrainerConfig
+from trimtab.models.config.training import ModelConfig, TrainConfig, TrainerConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import (
     FLOAT_BYTES,
@@ -26,26 +24,24 @@ from trimtab.models.estimates.memory import (
     trained,
     vocabulary_set,
 )
-from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.nets import counts
 
 
 @dataclass(frozen=True)
 class StageInputs:
-    """What a stage's cost depends on beside its own configuration: model, data and inputs.
+    """What a stage's cost depends on beside its configuration: model, data and inputs.
 
-    Of the inputs:
     scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
-    num_heldout_models: held-out reward models that an evaluation is scored by.
+    num_heldout_models: held-out reward models that score an evaluation.
     has_rehearsal: whether there are dialogues to rehearse.
     starts_as_reference: whether PPO's policy is at first its reference.
-    is_relabelled: whether pairs come relabelled, besides the raw ones.
-    sampled: how each artifact of answers was sampled.
-    revised: how revisions were made.
+    is_relabelled: whether relabelled pairs come in beside the raw ones.
+    sampled, revised: the settings that each artifact of answers, and the revisions, came from.
     num_policies: policies of a seed whose answers a judge compares.
-    has_gpus: whether stages run on GPUs, which are taken to be of Ampere or newer.
-    is_narrow: whether they do and multiply in bfloat16: what is not trained is then stored narrow.
+    has_gpus: whether stages run on GPUs, of Ampere or newer.
+    is_narrow: whether they do and multiply in bfloat16, so that untrained maps are stored narrow.
     """
 
     shape: ModelShape
@@ -74,6 +70,15 @@ class StageInputs:
         """Most tokens of a packed pair; prompt and longer answer are cut to the context."""
         return min(self.amounts.pair_tokens, 2 * self.shape.context)
 
+    def with_model(self, base: str, field: str = "sft.model.base") -> StageInputs:
+        """The same with a model that only runs, which `field` names in the run's configuration."""
+        shape = shape_of(ModelConfig(base=base), field, is_trained=False)
+        return replace(self, shape=shape)
+
+    def pairs(self, count: int) -> Rows:
+        """Pairs as examples; at most all of one is its prompt and second response."""
+        return Rows(count, self.pair_tokens, repeated_keys=self.pair_tokens)
+
     @property
     def policy_bytes(self) -> int:
         """Bytes of the weights of a policy that is not trained."""
@@ -82,9 +87,8 @@ class StageInputs:
     @property
     def scorer_bytes(self) -> list[int]:
         """Bytes of each incoming scorer's weights, where it is not trained."""
-        layers = self.shape.num_layers
-        heads = map(self.shape.scorer_parameters, self.scorer_heads)
-        return [self.frozen_bytes(parameters, layers) for parameters in heads]
+        sizes = map(self.shape.scorer_parameters, self.scorer_heads)
+        return [self.frozen_bytes(size, self.shape.num_layers) for size in sizes]
 
     def frozen_bytes(self, num_parameters: int, num_layers: int) -> int:
         """Bytes of weights that are not trained, among them the linear maps of so many layers."""
@@ -99,9 +103,9 @@ class Work:
     examples: rows it takes in (pairs, dialogues, prompts). optimiser_steps: of the model that
     takes most. sampled_tokens: drawn one by one; forward_tokens: passed once without gradient,
     prompts of generation included; trained_tokens: passed forward and backward, a token counting
-    for each model it trains. sampling_steps: tokens that batches of sampling draw one after
-    another, of all batches. passed_logits, trained_logits: of the tokens passed and trained those
-    whose log-probabilities are taken. parameters: trained. phases: memory of one rank by name.
+    for each model it trains. sampling_steps: tokens that the batches of sampling draw one after
+    another. passed_logits, trained_logits: tokens whose log-probabilities are taken. parameters:
+    trained. phases: memory of one rank by name.
     """
 
     examples: int = 0
@@ -117,7 +121,7 @@ class Work:
     phases: Mapping[str, Memory] = field(default_factory=dict)
 
     def __add__(self, other: Work) -> Work:
-        """One part after the other: of phases of one name the one that takes more counts."""
+        """One part after the other; of phases of one name the larger counts."""
         phases = dict(self.phases)
         for name, memory in other.phases.items():
             phases[name] = largest(phases.get(name, memory), memory)
@@ -147,7 +151,7 @@ class Work:
         return self.num_ranks * max((m.total + m.host for m in self.phases.values()), default=0)
 
 
-_AMOUNTS = [each.name for each in fields(Work) if each.name not in {"num_ranks", "phases"}]
+_AMOUNTS = [item.name for item in fields(Work) if item.name not in {"num_ranks", "phases"}]
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ def sampling_work(
     longest = prompt + max_new_tokens
     at_least = counts.least_sampling_batches(num_ranks) if at_once is None else 1
     together = min(count, at_once or count)
-    whole, rest = divmod(count, max(1, together))
+    repeats, rest = divmod(count, max(1, together))
     batches, last = (
         counts.decoding_batch_sizes(size, longest, counts.CACHE_TOKENS, at_least)
         for size in (together, rest)
@@ -218,15 +222,23 @@ def sampling_work(
     return Work(
         sampled_tokens=count * max_new_tokens,
         forward_tokens=count * prompt,
-        sampling_steps=(whole * len(batches) + len(last)) * max_new_tokens,
+        sampling_steps=(repeats * len(batches) + len(last)) * max_new_tokens,
+        num_ranks=num_ranks,
         phases={phase: memory},
     )
 
 
-def vllm_memory(config: VllmConfig, shape: ModelShape, bytes_each: int) -> int:
-    """Bytes on a rank's device: the policy with a head of its own, and the cache."""
+def policy_sampling(config: Any, inputs: StageInputs, num_answers: int, frozen: int) -> Work:
+    """A policy's answers as a stage of `config` samples them, beside `frozen` bytes of weights."""
+    answers = Answers(num_answers, inputs.amounts.prompt_tokens, config.max_new_tokens)
+    ranks = getattr(config, "ranks", 1)
+    return sampling_work(inputs, frozen, answers, num_ranks=ranks, vllm=config.vllm)
+
+
+def vllm_memory(config: VllmConfig, shape: ModelShape, number_bytes: int) -> int:
+    """Bytes on a rank's device: a policy with an untied head, of so many bytes a number; cache."""
     parameters = shape.trunk_parameters + shape.vocab_size * shape.hidden_size
-    return bytes_each * parameters + int(config.cache_gib * 2**30)
+    return number_bytes * parameters + int(config.cache_gib * 2**30)
 
 
 def passing_work(
@@ -270,15 +282,15 @@ def supervised_work(
     step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
     trained_tokens = train.num_epochs * rows.passes * rows.tokens
     learner = largest(
-        *(training_memory(inputs, num_parameters, train, each) for each in (step, *further))
+        *(training_memory(inputs, num_parameters, train, part) for part in (step, *further))
     )
     return Work(
         examples=rows.count,
         num_ranks=train.ranks,
         optimiser_steps=steps,
-        trained_tokens=trained_tokens + steps * sum(each.tokens for each in further),
+        trained_tokens=trained_tokens + steps * sum(part.tokens for part in further),
         trained_logits=trained_tokens * min(rows.logit_tokens, rows.length) // rows.length
-        + steps * sum(each.count * each.logit_tokens for each in further),
+        + steps * sum(part.count * part.logit_tokens for part in further),
         parameters=trained_parameters(inputs.shape, train, num_parameters),
         phases=trainer_phases(inputs, train, [learner], {"training": learner.transient}),
     )
@@ -332,10 +344,10 @@ def training_memory(
     if logits and partition_of(config).is_narrow:  # the head in float32, as it multiplies
         logits += FLOAT_BYTES * shape.vocab_size * shape.hidden_size
     repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
-    kept = _gradient_set(inputs, config, passes * tokens, repeated_keys)
+    activations = _gradient_set(inputs, config, passes * tokens, repeated_keys) + logits
     learning = trained_parameters(shape, config, num_parameters)
     frozen = untrained_parameters(shape, config, num_parameters)
-    memory = trained(learning, kept + logits, config.optimiser)
+    memory = trained(learning, activations, config.optimiser)
     if config.ranks > 1:
         # Gradients are added up in a bucket, when there are no activations.
         bucket = min(memory.gradients, FLOAT_BYTES * counts.BUCKET)
@@ -355,15 +367,15 @@ def _gradient_set(
     """Bytes of a pass of the trained layers with gradient: what autograd keeps (`repeated_keys` as
     in `Rows`), and one layer's gradients on the way."""
     upper = inputs.shape.upper(config.trainable_layers)
-    kept = kept_activations(upper, config, tokens, repeated_keys) + forward_set(upper, tokens)
+    size = kept_activations(upper, config, tokens, repeated_keys) + forward_set(upper, tokens)
     if config.lora is None:
-        return kept
+        return size
     if narrow := narrow_layers(inputs, config):  # no copy of weights is made
         passed = 1 if config.gradient_checkpointing else narrow
-        kept -= PRODUCT_BYTES["bfloat16"] * passed * upper.map_numbers
+        size -= PRODUCT_BYTES["bfloat16"] * passed * upper.map_numbers
     # Each linear map's input in the low rank.
     maps = sum(len(layer.maps) for layer in upper.layers)
-    return kept + FLOAT_BYTES * tokens * maps * config.lora.rank
+    return size + FLOAT_BYTES * tokens * maps * config.lora.rank
 
 
 def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
@@ -380,8 +392,8 @@ def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters:
 
 def untrained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
     """How many of them do not learn; adapters are beside them."""
-    whole = num_parameters + _adapter_parameters(shape, config)
-    return whole - trained_parameters(shape, config, num_parameters)
+    total = num_parameters + _adapter_parameters(shape, config)
+    return total - trained_parameters(shape, config, num_parameters)
 
 
 def _adapter_parameters(shape: ModelShape, config: TrainerConfig) -> int:

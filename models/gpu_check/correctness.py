@@ -6,30 +6,18 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
-import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 
-from trimtab.models.gpu_check.driver import (
-    Bench,
-    LeftOutError,
-    WrongError,
-    forked,
-    status_of,
-)
+from trimtab.models.config.training import Precision, ZeroConfig
+from trimtab.models.gpu_check.driver import Bench, LeftOutError, WrongError, forked, status_of
 from trimtab.models.gpu_check.material import make_encoder
-from trimtab.models.gpu_check.stage_runs import (
-    make_job,
-    run_stage,
-    start_job,
-    with_precision,
-)
+from trimtab.models.gpu_check.stage_runs import make_job, run_stage, smoke_config, start_job
 from trimtab.models.training.entry import DETERMINISTIC
 from trimtab.models.training.signals import EXIT_STOPPED
 
@@ -69,13 +57,12 @@ MOST_FLOAT32, LEAST_BFLOAT16 = 1e-3, 1e-2
 # One token that is drawn otherwise changes all that is learned behind it: their weights are judged
 # in float32 only.
 SAMPLING = ("ppo_max", "meta_rm")
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asks whether a child has ended, and leaves it
 
 
 def stages_on_all_devices(bench: Bench) -> None:
     """Each stage on the CPU; then on the same inputs in bfloat16, and on the GPU in both."""
     _run_all(bench, REFERENCE, True, "float32")
-    arms = {
+    arms: dict[str, tuple[bool, Precision]] = {
         "cpu bfloat16": (True, "bfloat16"),
         "card float32": (False, "float32"),
         "card bfloat16": (False, "bfloat16"),
@@ -84,16 +71,12 @@ def stages_on_all_devices(bench: Bench) -> None:
     ended = {arm: status_of(child) for arm, child in children.items()}
     wrong = [f"{arm}: a stage failed" for arm, status in ended.items() if status != 0]
     gaps = {arm: _gaps(bench.work / arm, bench.work / REFERENCE) for arm in arms}
-    for arm, found in gaps.items():
-        for what in ("weights", "scores", "first metrics"):
-            of_stages = {stage: each[what] for stage, each in found.items() if what in each}
+    for arm, stages in gaps.items():
+        for kind in ("weights", "scores", "first metrics"):
+            of_stages = {stage: kinds[kind] for stage, kinds in stages.items() if kind in kinds}
             stage, most = max(of_stages.items(), key=lambda item: item[1], default=("none", 0.0))
-            bench.note(
-                f"{arm}: {what} differ by",
-                most,
-                beside=f"most in {stage}" if most else "",
-                by_stage=of_stages,
-            )
+            beside = f"most in {stage}" if most else ""
+            bench.note(f"{arm}: {kind} differ by", most, beside=beside, by_stage=of_stages)
     for stage in STAGES:
         exact, narrow, of_cpu = (
             gaps[arm].get(stage, {}).get("weights", 0.0)
@@ -108,39 +91,35 @@ def stages_on_all_devices(bench: Bench) -> None:
         raise WrongError("; ".join(wrong))
 
 
-def _run_all(bench: Bench, arm: str, on_cpu: bool, precision: str) -> None:
+def _run_all(bench: Bench, arm: str, on_cpu: bool, precision: Precision) -> None:
     """All stages in one place and precision; inputs are those of the reference."""
     if importlib.util.find_spec("bitsandbytes") is None:  # peft loads it, and it starts CUDA
         importlib.import_module("sentence_transformers")  # takes seconds: once, for all forks
-    for stage, inputs in STAGES.items():
+    for stage in STAGES:
         if stage == "world" and arm != REFERENCE:
             continue
-        config = with_precision(bench.request["smoke"][stage], precision)
-        if "encoder" in config:
-            config["encoder"] = str(bench.work / "encoder")
+        config = smoke_config(bench, stage, precision)
+        if hasattr(config, "encoder"):
+            config = config.model_copy(update={"encoder": str(bench.work / "encoder")})
             if arm == REFERENCE:
                 policy = bench.work / REFERENCE / "sft" / "output"
                 status_of(forked(partial(make_encoder, policy, bench.work / "encoder")))
-        made = {name: bench.work / REFERENCE / each / "output" for name, each in inputs.items()}
-        run_stage(make_job(bench, bench.work / arm / stage, stage, config, made, on_cpu))
+        folders = _inputs_of(stage, bench)
+        run_stage(make_job(bench, bench.work / arm / stage, stage, config, folders, on_cpu))
 
 
 def _gaps(arm: Path, reference: Path) -> dict[str, dict[str, float]]:
     """Of each stage the relative difference of its weights, of its scores, of its first metrics."""
-    found: dict[str, dict[str, float]] = {}
-    for stage in STAGES:
-        mine, other = arm / stage, reference / stage
-        if not (mine / "output").exists():
-            continue
-        gaps = {}
-        if _weights(other):
-            gaps["weights"] = gap(_weights(mine), _weights(other))
-        if (other / "output" / "scores.jsonl").exists():
-            gaps["scores"] = gap(_scores(mine), _scores(other))
-        if _first_metrics(other):
-            gaps["first metrics"] = gap(_first_metrics(mine), _first_metrics(other))
-        found[stage] = gaps
-    return found
+    readers = {"weights": _weights, "scores": _scores, "first metrics": _first_metrics}
+    return {
+        stage: {
+            kind: gap(read(arm / stage), read(reference / stage))
+            for kind, read in readers.items()
+            if read(reference / stage)
+        }
+        for stage in STAGES
+        if (arm / stage / "output").exists()
+    }
 
 
 def gap(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -162,16 +141,17 @@ def _weights(work: Path) -> dict[str, torch.Tensor]:
 
 
 def _scores(work: Path) -> dict[str, torch.Tensor]:
-    lines = (work / "output" / "scores.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return {"scores": torch.tensor([[r["chosen_score"], r["rejected_score"]] for r in rows])}
+    scores = [[r["chosen_score"], r["rejected_score"]] for r in _rows(work / "output/scores.jsonl")]
+    return {"scores": torch.tensor(scores)} if scores else {}
 
 
 def _first_metrics(work: Path) -> dict[str, torch.Tensor]:
-    path = work / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    first = [row["metrics"] for row in rows if "metrics" in row][:1]
-    return {name: torch.tensor(value) for each in first for name, value in each.items()}
+    metrics = (row["metrics"] for row in _rows(work / "metrics.jsonl") if "metrics" in row)
+    return {name: torch.tensor(value) for name, value in next(metrics, {}).items()}
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def zero(bench: Bench) -> None:
@@ -179,23 +159,27 @@ def zero(bench: Bench) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         raise LeftOutError("it needs DeepSpeed")
     plain = bench.work / "card float32" / "reward_model"
-    config = with_precision(bench.request["smoke"]["reward_model"], "float32")
+    config = smoke_config(bench, "reward_model", "float32")
     wrong = []
-    for stage in (2, 3):
+    stages: tuple[Literal[2, 3], ...] = (2, 3)
+    for stage in stages:
         work = bench.work / f"zero {stage}"
-        changed = {**config, "train": {**config["train"], "zero": {"stage": stage}, "num_ranks": 1}}
+        changes = {"zero": ZeroConfig(stage=stage), "num_ranks": 1}
+        changed = config.model_copy(update={"train": config.train.model_copy(update=changes)})
         run_stage(make_job(bench, work, "reward_model", changed, _inputs_of("reward_model", bench)))
-        found = gap(_weights(work), _weights(plain))
-        bench.note(f"ZeRO {stage}: weights from those without", found, "")
-        wrong += [f"ZeRO {stage}: weights {found:.1e} from those without"] * (found > MOST_FLOAT32)
+        difference = gap(_weights(work), _weights(plain))
+        bench.note(f"ZeRO {stage}: weights from those without", difference)
+        if difference > MOST_FLOAT32:
+            wrong.append(f"ZeRO {stage}: weights {difference:.1e} from those without")
     if wrong:
         raise WrongError("; ".join(wrong))
 
 
 def stop_and_resume(bench: Bench) -> None:
     """With TRIMTAB_DETERMINISTIC=1: twice the same bytes, and so after SIGTERM and a resume."""
-    config = with_precision(bench.request["smoke"]["sft"], "float32")
-    config["train"] = {**config["train"], "num_epochs": 20, "checkpoint_every": 10**6}
+    config = smoke_config(bench, "sft", "float32")
+    changes = {"num_epochs": 20, "checkpoint_every": 10**6}
+    config = config.model_copy(update={"train": config.train.model_copy(update=changes)})
     jobs = [
         make_job(bench, bench.work / f"sft {name}", "sft", config, _inputs_of("sft", bench))
         for name in ("once", "twice", "stopped")
@@ -205,14 +189,12 @@ def stop_and_resume(bench: Bench) -> None:
     bench.note("run twice", "the same bytes" if once == twice else "other bytes")
     child = start_job(jobs[2], environment=strict)
     metrics = jobs[2].parent / "metrics.jsonl"
-    while not metrics.exists() and os.waitid(os.P_PID, child, ENDED) is None:
+    while not metrics.exists() and child.is_alive():
         time.sleep(0.002)
-    os.kill(child, signal.SIGTERM)
+    child.terminate()
     status = status_of(child)
     steps = len(metrics.read_text().splitlines())
-    bench.note(
-        "stopped by SIGTERM", f"exit status {status}", "", beside=f"{steps} lines of metrics"
-    )
+    bench.note("stopped by SIGTERM", f"exit status {status}", beside=f"{steps} lines of metrics")
     resumed = _digest(run_stage(jobs[2], environment=strict))
     bench.note("resumed", "the same bytes" if resumed == once else "other bytes")
     if status != EXIT_STOPPED:
@@ -222,11 +204,12 @@ def stop_and_resume(bench: Bench) -> None:
 
 
 def _inputs_of(stage: str, bench: Bench) -> dict[str, Path]:
-    return {name: bench.work / REFERENCE / each / "output" for name, each in STAGES[stage].items()}
+    inputs = STAGES[stage].items()
+    return {name: bench.work / REFERENCE / source / "output" for name, source in inputs}
 
 
 def _digest(output: Path) -> str:
-    found: Any = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(output.glob("model/*.safetensors")):
-        found.update(path.read_bytes())
-    return str(found.hexdigest())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What is trained on: a model with random weights and a tokenizer of its own, pairs, prompts."""
+"""Material of the parts: models with random weights, their tokenizer, pairs, prompts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from transformers import (
 
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.readers import Source
+from trimtab.models.estimates.shapes import PUBLISHED
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
 from trimtab.models.nets.pretrained import build_from_config
 from trimtab.models.training.data import write_rows
@@ -56,17 +57,8 @@ class Scale:
     product: int
 
 
-QWEN_HALF_BILLION = {
-    "model_type": "qwen2",
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+_SHORT = {"max_position_embeddings": 2048}
+QWEN_HALF_BILLION = {"model_type": "qwen2", **PUBLISHED["Qwen/Qwen2.5-0.5B"], **_SHORT}
 LLAMA_ONE_BILLION = {
     "model_type": "llama",
     "vocab_size": 128_256,
@@ -75,8 +67,8 @@ LLAMA_ONE_BILLION = {
     "num_hidden_layers": 16,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
+    **_SHORT,
 }
 CARD = Scale(
     QWEN_HALF_BILLION, LLAMA_ONE_BILLION, 1024, 256, 40, 64, 128, 128,
@@ -118,10 +110,10 @@ def made_up_pairs(count: int) -> list[dict[str, str]]:
 
 def pairs_of(source: str) -> list[dict[str, str]]:
     """All pairs of a file or hub id that can be read."""
-    found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
+    pairs, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
     return [
         {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-        for pair in found
+        for pair in pairs
     ]
 
 
@@ -149,7 +141,7 @@ def config_of(shape: dict[str, Any]) -> PretrainedConfig:
 
 
 def make_material(scale: Scale, pairs: str | None, folder: Path) -> dict[str, float]:
-    """Everything that parts read; returns mean tokens of prompts and responses.
+    """Write everything that parts read; returns mean tokens of prompts and responses.
 
     policy/model and scorer/model with random weights; preferences/, compared/
     (the first few of them) and few/ (three steps); data/ with prompts of `scale.prompt` tokens at

@@ -1,4 +1,4 @@
-"""Timers, rates, kernel tables, memory: how a part measures."""
+"""Timers, rates, kernel tables and memory, with which parts measure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUPS = {
 
 
 def synchronise() -> None:
-    """Wait for all that the GPU was asked for."""
+    """Wait until the GPU has done all its work."""
     if current_device().type == "cuda":
         torch.cuda.synchronize()
 
@@ -44,14 +44,14 @@ def timed(function: Callable[[], object], warmup: int, repeats: int) -> list[flo
     """Seconds of each of the repeats, from one synchronisation to the next."""
     for _ in range(warmup):
         function()
-    found = []
+    seconds = []
     for _ in range(repeats):
         synchronise()
         start = time.perf_counter()
         function()
         synchronise()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def note_runs(
@@ -64,9 +64,10 @@ def note_runs(
     return middle
 
 
-def target(value: float, least: float, what: str) -> dict[str, Any]:
-    """What was promised of a value: at least so much. what: the same in words."""
-    return {"target": what, "met": value >= least}
+def peak_gib() -> float | None:
+    """The most GiB that tensors took; None on a CPU."""
+    is_gpu = current_device().type == "cuda"
+    return torch.cuda.max_memory_allocated() / GIB if is_gpu else None
 
 
 def row_work(shape: ModelShape, row: Candidates) -> float:
@@ -89,11 +90,11 @@ def product_rate(size: int, dtype: torch.dtype) -> float:
 
 
 def note_kernels(
-    bench: Bench, what: str, function: Callable[[], object], seconds: float, trace: Path | None
+    bench: Bench, call: str, function: Callable[[], object], seconds: float, trace: Path | None
 ) -> None:
     """Note where the device's time of one call goes, and how long it idles.
 
-    seconds: of a call that nobody watches. trace: where the timeline goes, compressed.
+    seconds: of a call without a profiler. trace: where the timeline goes, compressed.
     """
     on_gpu = bench.device == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -106,23 +107,23 @@ def note_kernels(
     groups: dict[str, float] = defaultdict(float)
     kernels = []
     for event in watched.key_averages():
-        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        time_us = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         is_annotation = "#" in event.key  # of a whole optimiser step, beside its kernels
-        if event.device_type == kind and own > 0 and not is_annotation:
-            groups[group_of(event.key)] += own / 1e3
-            kernels.append((event.key, own / 1e3))
+        if event.device_type == kind and time_us > 0 and not is_annotation:
+            groups[group_of(event.key)] += time_us / 1e3
+            kernels.append((event.key, time_us / 1e3))
     busy = sum(groups.values()) or 1.0
     idle = max(0.0, 1 - busy / (1e3 * seconds))
     ordered = sorted(groups.items(), key=lambda item: -item[1])
     top = sorted(kernels, key=lambda item: -item[1])[:TOP_KERNELS]
     bench.note(
-        f"{what}: device busy",
+        f"{call}: device busy",
         busy,
         "ms",
         beside=f"idle {idle:.0%}" if on_gpu else "of the host",
-        groups=[(name, each, each / busy) for name, each in ordered],
+        groups=[(name, spent, spent / busy) for name, spent in ordered],
     )
-    bench.note(f"{what}: kernels", len(kernels), "kinds", groups=[(n, t, t / busy) for n, t in top])
+    bench.note(f"{call}: kernels", len(kernels), "kinds", groups=[(n, t, t / busy) for n, t in top])
 
 
 def group_of(kernel: str) -> str:
@@ -151,9 +152,7 @@ def note_memory(
 def inputs_of(
     bench: Bench, shape: ModelShape, rows: Sequence[Candidates], prompt: int
 ) -> StageInputs:
-    """What a plan is made of: so many pairs, each as long as the longest; prompt: tokens."""
-    longest = max(row.num_tokens for row in rows)
-    dialogue = max(len(row.prompt) + max(map(len, row.responses)) for row in rows)
+    """Inputs of a plan for so many pairs, each as long as the longest; prompt: tokens."""
     count = len(rows)
     amounts = Amounts(
         demonstrations=count,
@@ -162,7 +161,7 @@ def inputs_of(
         train_rankings=count,
         policy_prompts=count,
         prompt_tokens=prompt,
-        dialogue_tokens=dialogue,
-        pair_tokens=longest,
+        dialogue_tokens=max(len(row.prompt) + max(map(len, row.responses)) for row in rows),
+        pair_tokens=max(row.num_tokens for row in rows),
     )
     return StageInputs(shape, amounts, has_gpus=bench.device == "cuda")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class Part:
     """A row: what it measures, by which function (`module:function`), and for how long.
 
     least: minutes without which it is not begun. most: its deadline. Both are estimates for a card
-    of 80 GB. needs: parts without which it has nothing to work on.
+    of 80 GB. needs: parts without which it has nothing to work on. options: of the function.
     """
 
     name: str
@@ -19,10 +20,12 @@ class Part:
     least: float
     most: float
     needs: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 _CORRECTNESS = "trimtab.models.gpu_check.correctness"
 _SPEED = "trimtab.models.gpu_check.speed"
+_LARGE, _COMPILED = {"large": True}, {"compiled": True}
 PARTS = (
     Part("card", f"{_SPEED}:card", 0.2, 0.7),
     Part("material", f"{_SPEED}:material", 0.2, 1.0),
@@ -32,12 +35,12 @@ PARTS = (
     Part("ppo", f"{_SPEED}:ppo", 0.5, 1.5, ("material",)),
     Part("ppo-trl", f"{_SPEED}:ppo_of_trl", 0.6, 1.5, ("ppo",)),
     Part("sampling", f"{_SPEED}:sampling", 0.5, 1.2, ("material",)),
-    Part("reward-model-1b", f"{_SPEED}:large_reward_model", 0.4, 0.8, ("card", "material")),
+    Part("reward-model-1b", f"{_SPEED}:reward_model", 0.4, 0.8, ("card", "material"), _LARGE),
     Part("sft-dpo-meta-rm", f"{_SPEED}:other_stages", 0.5, 1.2, ("material",)),
     Part("log-probs", f"{_SPEED}:log_probs", 0.2, 0.5),
     Part("zero", f"{_CORRECTNESS}:zero", 0.4, 1.0, ("stages",)),
     Part("resume", f"{_CORRECTNESS}:stop_and_resume", 0.3, 0.8, ("stages",)),
-    Part("reward-model-compiled", f"{_SPEED}:compiled_reward_model", 0.5, 1.5, ("reward-model",)),
+    Part("reward-model-compiled", f"{_SPEED}:reward_model", 0.5, 1.5, ("reward-model",), _COMPILED),
     Part("reward-model-trl-again", f"{_SPEED}:reward_model_against_trl", 0.7, 2.0, ("material",)),
 )
 

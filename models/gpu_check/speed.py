@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
 
+from trimtab.models.config.base import StageConfig
 from trimtab.models.config.policy import DPOConfig, PPOConfig
 from trimtab.models.config.reward import MetaRMConfig, RewardModelConfig
 from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig
 from trimtab.models.estimates.shapes import shape_of
-from trimtab.models.gpu_check import trl_reward_model
+from trimtab.models.gpu_check import trl_trainers
 from trimtab.models.gpu_check.driver import Bench, LeftOutError, WrongError
 from trimtab.models.gpu_check.material import (
     CARD,
@@ -42,10 +43,10 @@ from trimtab.models.gpu_check.measure import (
     note_kernels,
     note_memory,
     note_runs,
+    peak_gib,
     product_rate,
     row_work,
     synchronise,
-    target,
     timed,
 )
 from trimtab.models.gpu_check.stage_runs import (
@@ -64,6 +65,7 @@ from trimtab.models.nets.logits import NarrowProduct, token_logprobs
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.pretrained import build_from_config, load_pretrained
 from trimtab.models.nets.training import prepare_training
+from trimtab.models.specs import SPECS
 from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
 from trimtab.models.training import distributed, entry
 from trimtab.models.training.batching import epoch_batches
@@ -75,8 +77,9 @@ from trimtab.models.training.sampling import sample
 MICRO_BATCH_TOKENS, MAX_TOKENS, RATE = 16_384, 1024, 1e-5
 STEPS = 3
 TRACED_TOKENS = 32  # fewer are not replayed as CUDA graphs
+OWN_LOOP = "own loop"
 PPO_BEFORE = 12.4  # seconds a step of 64 prompts, on an H100 of 26 November 2026
-# Modules' functions whose time is a phase of PPO; one inside another counts as the outer one's.
+# The functions whose time is a phase of PPO, by owner and name.
 PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
     "sample": ((rollout, "_sample_rows"),),
     "log-probs, values": ((rollout, "map_rows"),),
@@ -105,15 +108,15 @@ def card(bench: Bench) -> None:
     """The card: its memory, and its rates of products and copies."""
     scale = begin(bench, "float32")
     if bench.device == "cuda":
-        found = torch.cuda.get_device_properties(0)
-        bench.note("card", found.name)
-        bench.note("memory", found.total_memory / GIB, "GiB")
+        properties = torch.cuda.get_device_properties(0)
+        bench.note("card", properties.name)
+        bench.note("memory", properties.total_memory / GIB, "GiB")
         bench.note("CUDA", torch.version.cuda or "unknown")
-        asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm,power.limit"]
-        asked += ["--format=csv,noheader", f"--id={visible_gpu()}"]
+        query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.sm,power.limit"]
+        query += ["--format=csv,noheader", f"--id={visible_gpu()}"]
         with suppress(OSError):  # not on every machine
-            said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-            bench.note("driver, clocks, power", said.strip() or "unknown")
+            answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+            bench.note("driver, clocks, power", answer.strip() or "unknown")
     else:
         bench.note("card", f"none: {os.cpu_count()} CPU cores")
     for name, dtype, matmul in (
@@ -135,7 +138,7 @@ def card(bench: Bench) -> None:
 
 
 def material(bench: Bench) -> None:
-    """What the parts below train on."""
+    """Write the models, pairs and prompts that the parts below use."""
     scale = begin(bench, "float32")
     for name, length in make_material(scale, bench.request["pairs"], bench.work / "all").items():
         bench.note(f"mean length: {name}", length, "tokens")
@@ -145,7 +148,8 @@ def material(bench: Bench) -> None:
 def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> None:
     """Updates of a reward model on one micro batch of packed pairs, as the stage makes them.
 
-    compiled: of layers by torch.compile in place of fused ones; their updates are timed alone.
+    large: of a billion parameters. compiled: torch compiles the layers, in the warm-up, in place of
+    fused ones, and nothing but updates is timed.
     """
     scale = begin(bench)
     fields = scale.large if large else scale.shape
@@ -157,11 +161,8 @@ def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> N
     pairs = read_pairs(path, load_tokenizer(folder / "policy" / "model"), MAX_TOKENS)
     pairs = pairs.subset(range(scale.timed))
     torch.manual_seed(0)
-    model = build_from_config(
-        AutoModelForSequenceClassification,
-        config_of({**fields, "num_labels": 1}),
-        dtype=torch.float32,
-    )
+    config = config_of({**fields, "num_labels": 1})
+    model = build_from_config(AutoModelForSequenceClassification, config, dtype=torch.float32)
     model = model.to(current_device())
     if compiled:
         compile_layers(model, "inductor" if bench.device == "cuda" else "aot_eager").train()
@@ -186,28 +187,16 @@ def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> N
         return
     tokens = sum(row.num_tokens for row in pairs.rows)
     bench.note("packed tokens", tokens / seconds, "/s", beside=f"{tokens:,} an update")
-    rate = bench.found("card", "products of bfloat16")
+    rate = bench.earlier_value("card", "products of bfloat16")
     share = 100 * sum(row_work(shape, row) for row in pairs.rows) / seconds / (1e12 * rate)
-    promise = {} if large else target(share, 45, "at least 45 %")
-    bench.note("of the card's rate of products", share, "%", **promise)
-    used = torch.cuda.max_memory_allocated() / GIB if bench.device == "cuda" else None
+    bench.note("of the card's rate of products", share, "%", at_least=None if large else 45)
     inputs = inputs_of(bench, shape, pairs.rows, scale.prompt)
-    note_memory(bench, "reward_model", RewardModelConfig(train=train), inputs, used)
+    note_memory(bench, "reward_model", RewardModelConfig(train=train), inputs, peak_gib())
     trace = None if large else bench.out / "reward_model_trace.json.gz"
     note_kernels(bench, "update", step, seconds, trace)
     if not large:
         prepare_training(model, train, 0, 0.05)
         note_runs(bench, "update with dropout 0.05", timed(step, 1, 2), "ms", 1e3)
-
-
-def large_reward_model(bench: Bench) -> None:
-    """The same at a billion parameters."""
-    reward_model(bench, large=True)
-
-
-def compiled_reward_model(bench: Bench) -> None:
-    """Updates of the same model, whose layers torch compiles; compiling is part of the warm-up."""
-    reward_model(bench, compiled=True)
 
 
 def reward_model_against_trl(bench: Bench) -> None:
@@ -219,15 +208,15 @@ def reward_model_against_trl(bench: Bench) -> None:
     compared.mkdir(parents=True)
     (compared / "policy").symlink_to(source / "policy")
     (compared / "preferences").symlink_to(source / "compared")
-    train = {"batch_size": scale.batch, "learning_rate": RATE, "precision": "bfloat16"}
-    train |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "checkpoint_every": 10**6}
+    train = _train_config(scale).model_copy(update={"checkpoint_every": 10**6})
     inputs = {name: compared / name for name in ("policy", "preferences")}
-    job = make_job(bench, place / "ours", "reward_model", {"train": train}, inputs)
+    config = RewardModelConfig(train=train)
+    job = make_job(bench, place / "ours", "reward_model", config, inputs)
     run_stage(job)
     times = step_times(place / "ours")
     ours = _counted_pairs(compared, scale.batch) / (times[-1] - times[0])
     bench.note("the stage reward_model", ours, "pairs/s", beside=_gib(tensor_gib(place / "ours")))
-    settings = trl_reward_model.SCHEDULE | trl_reward_model.BEST
+    settings = trl_trainers.SCHEDULE | trl_trainers.BEST
     settings |= {"learning_rate": RATE, "max_length": MAX_TOKENS, "seed": 0}
     # Sixty-four pairs at once do not fit beside float32 weights and their optimiser.
     settings |= {"per_device_train_batch_size": max(1, scale.batch // 4)}
@@ -237,23 +226,20 @@ def reward_model_against_trl(bench: Bench) -> None:
     if bench.device == "cuda":
         arms["TRL, these with liger"] = settings | {"use_liger_kernel": True}
     rates = []
-    for number, (name, given) in enumerate(arms.items()):
-        output = place / f"trl-{number}.json"
-        module = "trimtab.models.gpu_check.trl_reward_model"
+    for number, (name, arm) in enumerate(arms.items()):
         try:
-            _python(["-m", module, str(compared), str(output), json.dumps(given)], peers)
+            run = _trl_run(place / f"trl-{number}.json", "reward_model", peers, compared, arm)
         except WrongError as error:
             if number == 0:
                 raise
-            bench.note(name, "does not run", "", beside=str(error)[-120:])
+            bench.note(name, "does not run", beside=str(error)[-120:])
             continue
-        found = json.loads(output.read_text())
-        took = found["times"][-1] - found["times"][1]
-        steps = len(found["times"]) - 1
-        rates.append(scale.compared * (steps - 1) / steps / took)
-        bench.note(name, rates[-1], "pairs/s", beside=_gib(found["gib"]))
+        seconds = run["times"][-1] - run["times"][1]
+        steps = len(run["times"]) - 1
+        rates.append(scale.compared * (steps - 1) / steps / seconds)
+        bench.note(name, rates[-1], "pairs/s", beside=_gib(run["gib"]))
     ratio = ours / max(rates)
-    bench.note("faster by", ratio, "times", **target(ratio, 2, "at least 2 times"))
+    bench.note("faster by", ratio, "times", at_least=2)
 
 
 def _counted_pairs(material: Path, batch: int) -> float:
@@ -267,7 +253,7 @@ def _counted_pairs(material: Path, batch: int) -> float:
 
 def ppo(bench: Bench) -> None:
     """Steps of the stage ppo_max, by phase."""
-    scale, folder = scale_of(bench), bench.work / "all"
+    scale = scale_of(bench)
     config = PPOConfig(
         num_steps=STEPS,
         rollout_batch=scale.batch,
@@ -281,36 +267,25 @@ def ppo(bench: Bench) -> None:
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         checkpoint_every=STEPS,
     )
-    inputs = {name: folder / name for name in ("policy", "scorer", "data")}
-    inputs["reference"] = inputs["policy"]
-    work = bench.work / "ppo"
-    job = make_job(bench, work, "ppo_max", config.model_dump(mode="json"), inputs)
-    wrapped, spent = _timed_phases(work / "phases.json")
-    run_stage(job, wrapped=wrapped)
-    phases: list[dict[str, float]] = json.loads(spent.read_text())
+    path = bench.work / "phases.json"
+    steps = _run_steps(bench, "ppo_max", config, _timed_phases(path))
+    phases: list[dict[str, float]] = json.loads(path.read_text())
     for phase in PHASES:
         seconds = [step.get(phase, 0.0) for step in phases]
         if phase == "save":
             bench.note("save, once", max(seconds), "s")
         else:
             note_runs(bench, f"{phase}, a step", seconds, "s")
-    ends = step_times(work)
-    steps = [later - sooner for sooner, later in pairwise(ends)]
     step = note_runs(bench, "a step, without its save", steps, "s")
     factor = PPO_BEFORE / step
-    bench.note("shorter than 12.4 s", factor, "times", **target(factor, 4, "at least 4 times"))
-    rows = read_pairs(
-        folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
-    ).rows
-    shape = shape_of(ModelConfig(base=str(folder / "policy" / "model")))
-    planned = inputs_of(bench, shape, rows, scale.prompt)
-    note_memory(bench, "ppo_max", config, planned, tensor_gib(work))
+    bench.note("shorter than 12.4 s", factor, "times", at_least=4)
+    _note_stage_memory(bench, "ppo_max", config)
 
 
-def _timed_phases(path: Path) -> tuple[tuple[Wrapped, ...], Path]:
-    """PHASES with synchronised timers round them, and where seconds are noted: by step and phase.
+def _timed_phases(path: Path) -> tuple[Wrapped, ...]:
+    """PHASES with synchronised timers, which write the seconds of every step by phase to `path`.
 
-    A step begins where it samples. What runs inside another phase is counted there.
+    A step begins where it samples. A phase inside another counts as the outer one.
     """
     steps: list[dict[str, float]] = []
     inside: list[str] = []
@@ -334,12 +309,11 @@ def _timed_phases(path: Path) -> tuple[tuple[Wrapped, ...], Path]:
 
         return watched
 
-    wrapped = tuple(
+    return tuple(
         (owner, name, around(phase, getattr(owner, name)))
         for phase, places in PHASES.items()
         for owner, name in places
     )
-    return wrapped, path
 
 
 def ppo_of_trl(bench: Bench) -> None:
@@ -347,63 +321,79 @@ def ppo_of_trl(bench: Bench) -> None:
     peers = _peers(bench, "1.10")
     if peers is None:
         raise LeftOutError("it needs TRL 1.10: --peers (make gpu-bundle has it)")
-    scale, output = scale_of(bench), bench.work / "trl-ppo.json"
-    numbers = [str(each) for each in (STEPS, scale.batch, scale.response)]
-    command = ["-m", "trimtab.models.gpu_check.trl_ppo", str(bench.work / "all"), str(output)]
-    _python([*command, *numbers, "bfloat16"], peers)
-    ends = json.loads(output.read_text())["times"]
-    steps = [later - sooner for sooner, later in pairwise(ends)]
-    theirs = note_runs(bench, "TRL 1.10, a step", steps, "s")
-    ours = bench.found("ppo", "a step, without its save")
+    scale = scale_of(bench)
+    settings: dict[str, Any] = {"num_steps": STEPS, "batch": scale.batch}
+    settings |= {"response": scale.response, "precision": "bfloat16"}
+    run = _trl_run(bench.work / "trl-ppo.json", "ppo", peers, bench.work / "all", settings)
+    theirs = note_runs(bench, "TRL 1.10, a step", _durations(run["times"]), "s")
+    ours = bench.earlier_value("ppo", "a step, without its save")
     ratio = theirs / ours
-    bench.note("faster by", ratio, "times", **target(ratio, 3, "at least 3 times"))
+    bench.note("faster by", ratio, "times", at_least=3)
 
 
 def other_stages(bench: Bench) -> None:
     """Steps of SFT, DPO and MetaRM."""
-    scale, folder = scale_of(bench), bench.work / "all"
-    train = TrainConfig(
+    scale = scale_of(bench)
+    train = _train_config(scale)
+    stages = {
+        "sft": SFTConfig(model=_policy_model(bench), train=train),
+        "dpo": DPOConfig(train=train),
+        "meta_rm": MetaRMConfig(
+            train=train,
+            num_prompts=16,
+            num_responses=4,
+            meta_batch=16,
+            max_new_tokens=scale.response,
+        ),
+    }
+    for stage, config in stages.items():
+        steps = _run_steps(bench, stage, config)
+        note_runs(bench, f"{stage}, a step of {scale.batch}", steps, "s")
+        _note_stage_memory(bench, stage, config)
+
+
+def _train_config(scale: Scale) -> TrainConfig:
+    return TrainConfig(
         batch_size=scale.batch,
         precision="bfloat16",
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         learning_rate=RATE,
     )
-    model = ModelConfig(base=str(folder / "policy" / "model"), max_length=MAX_TOKENS)
-    places = {name: folder / name for name in ("policy", "scorer", "data")}
-    places |= {"reference": places["policy"], "preferences": folder / "few"}
-    stages: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "sft": (SFTConfig(model=model, train=train), ("data",)),
-        "dpo": (DPOConfig(train=train), ("policy", "reference", "preferences")),
-        "meta_rm": (
-            MetaRMConfig(
-                train=train,
-                num_prompts=16,
-                num_responses=4,
-                meta_batch=16,
-                max_new_tokens=scale.response,
-            ),
-            ("scorer", "policy", "data", "preferences"),
-        ),
-    }
-    rows = read_pairs(
-        folder / "few" / "train.jsonl", load_tokenizer(folder / "policy" / "model")
-    ).rows
-    inputs = inputs_of(bench, shape_of(model), rows, scale.prompt)
-    for stage, (config, names) in stages.items():
-        work = bench.work / f"steps {stage}"
-        job = make_job(
-            bench, work, stage, config.model_dump(mode="json"), {n: places[n] for n in names}
-        )
-        run_stage(job)
-        ends = step_times(work)
-        steps = [later - sooner for sooner, later in pairwise(ends)]
-        note_runs(bench, f"{stage}, a step of {scale.batch}", steps, "s")
-        note_memory(bench, stage, config, inputs, tensor_gib(work))
+
+
+def _policy_model(bench: Bench) -> ModelConfig:
+    return ModelConfig(base=str(bench.work / "all" / "policy" / "model"), max_length=MAX_TOKENS)
+
+
+def _run_steps(
+    bench: Bench, stage: str, config: StageConfig, wrapped: tuple[Wrapped, ...] = ()
+) -> list[float]:
+    """Run a stage on the material's few rows; returns the seconds of its steps but the first."""
+    folder = bench.work / "all"
+    folders = {name: folder / name for name in ("policy", "scorer", "data")}
+    folders |= {"reference": folder / "policy", "preferences": folder / "few"}
+    inputs = {name: path for name, path in folders.items() if name in SPECS[stage].inputs}
+    work = bench.work / f"steps {stage}"
+    run_stage(make_job(bench, work, stage, config, inputs), wrapped=wrapped)
+    return _durations(step_times(work))
+
+
+def _durations(ends: list[float]) -> list[float]:
+    return [later - sooner for sooner, later in pairwise(ends)]
+
+
+def _note_stage_memory(bench: Bench, stage: str, config: StageConfig) -> None:
+    """Note what a stage of `_run_steps` had in tensors, beside its plan."""
+    folder = bench.work / "all"
+    tokenizer = load_tokenizer(folder / "policy" / "model")
+    rows = read_pairs(folder / "few" / "train.jsonl", tokenizer).rows
+    inputs = inputs_of(bench, shape_of(_policy_model(bench)), rows, scale_of(bench).prompt)
+    note_memory(bench, stage, config, inputs, tensor_gib(bench.work / f"steps {stage}"))
 
 
 @torch.no_grad()
 def sampling(bench: Bench) -> None:
-    """Tokens a second of responses that do not end: own loop, `generate`, `generate_batch`."""
+    """Tokens a second of responses that do not end, by the project and by transformers."""
     scale = begin(bench)
     folder = bench.work / "all" / "policy" / "model"
     device, length = current_device(), scale.response
@@ -411,7 +401,7 @@ def sampling(bench: Bench) -> None:
     policy = load_policy(folder, is_frozen=True).eval()
     peer = load_pretrained(AutoModelForCausalLM, folder, dtype=torch.bfloat16).eval().to(device)
     generator = torch.Generator("cpu").manual_seed(0)
-    asked = GenerationConfig(
+    settings = GenerationConfig(
         do_sample=True,
         top_k=0,
         max_new_tokens=length,
@@ -420,58 +410,58 @@ def sampling(bench: Bench) -> None:
         eos_token_id=-1,
     )
 
-    def own(prompts: torch.Tensor, tokens: int = length) -> object:
+    def sample_rows(prompts: torch.Tensor, tokens: int = length) -> object:
         rows = prompts.tolist()
         return sample(policy, tokenizer, rows, Sampling(1.0, tokens), torch.Generator("cpu"))
 
     def generate(prompts: torch.Tensor) -> object:
-        given = prompts.to(device)
-        mask = torch.ones_like(given)
-        return peer.generate(given, attention_mask=mask, generation_config=asked)
+        ids = prompts.to(device)
+        mask = torch.ones_like(ids)
+        return peer.generate(ids, attention_mask=mask, generation_config=settings)
 
     def generate_batch(prompts: torch.Tensor) -> object:
         if bench.device == "cpu":
             raise LeftOutError("its cache would take all memory of this computer")
-        return peer.generate_batch(prompts.tolist(), generation_config=asked)
+        return peer.generate_batch(prompts.tolist(), generation_config=settings)
 
-    asked_for = {
+    batches = {
         rows: torch.randint(10, VOCABULARY, (rows, scale.prompt), generator=generator, device="cpu")
         for rows in scale.rows
     }
-    rows, prompts = next(iter(asked_for.items()))
-    watched = partial(own, prompts, TRACED_TOKENS)
+    rows, prompts = next(iter(batches.items()))
+    watched = partial(sample_rows, prompts, TRACED_TOKENS)
     middle = median(timed(watched, 1, 3))
     trace = bench.out / "sampling_trace.json.gz"
     note_kernels(bench, f"{rows} rows, {TRACED_TOKENS} tokens", watched, middle, trace)
-    rates = _rates(bench, "own loop", own, asked_for, length)
+    rates = _rates(bench, OWN_LOOP, sample_rows, batches, length)
     torch.use_deterministic_algorithms(False)  # which stages may ask for
-    theirs = _rates(bench, "generate", generate, asked_for, length)
+    theirs = _rates(bench, "generate", generate, batches, length)
     if 256 in rates and 256 in theirs:
         ratio = rates[256] / theirs[256]
-        bench.note("256 rows: faster by", ratio, "times", **target(ratio, 5, "at least 5 times"))
-    _rates(bench, "generate_batch", generate_batch, asked_for, length)
+        bench.note("256 rows: faster by", ratio, "times", at_least=5)
+    _rates(bench, "generate_batch", generate_batch, batches, length)
 
 
 def _rates(
     bench: Bench,
     name: str,
     sampler: Callable[[torch.Tensor], object],
-    asked_for: dict[int, torch.Tensor],
+    batches: dict[int, torch.Tensor],
     length: int,
 ) -> dict[int, float]:
     """Tokens a second by the number of rows; none of a peer that does not run here."""
-    found = {}
-    for rows, prompts in asked_for.items():
+    rates = {}
+    for rows, prompts in batches.items():
         try:
             seconds = timed(partial(sampler, prompts), 1, 2)
         except Exception as error:  # of a peer: what this card or release does not have
-            if name == "own loop":
+            if name == OWN_LOOP:
                 raise
-            bench.note(f"{rows} rows: {name}", "does not run", "", beside=f"{error}"[:120])
+            bench.note(f"{rows} rows: {name}", "does not run", beside=f"{error}"[:120])
             continue
-        tokens = [rows * length / each for each in seconds]
-        found[rows] = note_runs(bench, f"{rows} rows: {name}", tokens, "tokens/s")
-    return found
+        tokens = [rows * length / run for run in seconds]
+        rates[rows] = note_runs(bench, f"{rows} rows: {name}", tokens, "tokens/s")
+    return rates
 
 
 def log_probs(bench: Bench) -> None:
@@ -486,7 +476,7 @@ def log_probs(bench: Bench) -> None:
     head = (torch.randn(vocabulary, scale.shape["hidden_size"], **size) / 8).requires_grad_()
     tokens = torch.randint(0, vocabulary, (count,), device=current_device())
 
-    def own() -> torch.Tensor:
+    def run_project() -> torch.Tensor:
         return token_logprobs(NarrowProduct.apply(hidden, head), tokens, 1.0)[0]
 
     def run_trl() -> torch.Tensor:
@@ -499,8 +489,8 @@ def log_probs(bench: Bench) -> None:
 
     def run_liger() -> torch.Tensor:
         liger = importlib.import_module("liger_kernel.transformers.functional")
-        found = liger.liger_fused_linear_cross_entropy(hidden, head, tokens, reduction="none")
-        return -(found[0] if isinstance(found, tuple) else found)
+        loss = liger.liger_fused_linear_cross_entropy(hidden, head, tokens, reduction="none")
+        return -(loss[0] if isinstance(loss, tuple) else loss)
 
     places = torch.cat(
         [
@@ -508,7 +498,8 @@ def log_probs(bench: Bench) -> None:
             for part, own_tokens in zip(hidden.detach().split(256), tokens.split(256), strict=True)
         ]
     )[:, 0]
-    for name, function in {"own": own, "trl.kernels": run_trl, "liger": run_liger}.items():
+    functions = {"own": run_project, "trl.kernels": run_trl, "liger": run_liger}
+    for name, function in functions.items():
         try:
             gap = float((function().detach().double() - places).norm() / places.norm())
             if bench.device == "cuda":
@@ -517,14 +508,14 @@ def log_probs(bench: Bench) -> None:
         except Exception as error:
             if name == "own":
                 raise
-            bench.note(name, "does not run", "", beside=f"{error!r}"[:120])
+            bench.note(name, "does not run", beside=f"{error!r}"[:120])
             continue
-        used = torch.cuda.max_memory_allocated() / GIB if bench.device == "cuda" else None
-        note_runs(bench, name, seconds, "ms", 1e3, beside=f"error {gap:.1e} {_gib(used)}".strip())
+        beside = f"error {gap:.1e} {_gib(peak_gib())}".strip()
+        note_runs(bench, name, seconds, "ms", 1e3, beside=beside)
 
 
 def _peers(bench: Bench, trl: str) -> str | None:
-    """A folder with a release of TRL and what it needs, of the wheels that were given, if any."""
+    """A folder with a release of TRL and what it needs, unpacked from --peers, if there is one."""
     if bench.request["peers"] is None:
         return None
     folder = bench.work / f"peers-{trl}"
@@ -534,14 +525,17 @@ def _peers(bench: Bench, trl: str) -> str | None:
     return str(folder) if (folder / "trl").exists() else None
 
 
-def _python(arguments: list[str], first: str | None) -> None:
-    """A process of its own, `first` before all else on its path.
+def _trl_run(
+    output: Path, trainer: str, peers: str | None, material: Path, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What `trl_trainers` writes, from another process that has `peers` first on its path.
 
     LeftOutError for a library that is not here, WrongError for what else it fails with.
     """
-    path = os.pathsep.join(filter(None, [first, *sys.path]))
+    path = os.pathsep.join(filter(None, [peers, *sys.path]))
+    command = [sys.executable, "-m", trl_trainers.__name__, trainer, str(material), str(output)]
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [*command, json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -553,6 +547,8 @@ def _python(arguments: list[str], first: str | None) -> None:
         last = "".join([line for line in done.stdout.splitlines() if line.strip()][-1:])
         error = LeftOutError if last.startswith("ModuleNotFoundError") else WrongError
         raise error(f"exit status {done.returncode}: {last}")
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result
 
 
 def _gib(used: float | None) -> str:

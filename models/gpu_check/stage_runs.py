@@ -1,4 +1,4 @@
-"""Stages by job.json, in a fork each, as a run starts them; what their files say afterwards."""
+"""Stages by job.json, each in a fork, as a run starts them; and values from their files."""
 
 from __future__ import annotations
 
@@ -8,50 +8,47 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from pydantic import BaseModel
+
+from trimtab.models.config.training import Precision, with_precision
 from trimtab.models.gpu_check.driver import Bench, WrongError, forked, status_of
-from trimtab.models.specs import SPECS
+from trimtab.models.specs import SPECS, Job
 from trimtab.models.training import entry
 
-# Owner of a function, its name, what is called in its place with it and its arguments.
+# Owner of a function, its name, and the function that takes its place.
 Wrapped = tuple[Any, str, Callable[..., Any]]
 
 
-def with_precision(config: dict[str, Any], precision: str) -> dict[str, Any]:
-    """A stage's configuration whose trainer, if it has one, multiplies so."""
-    changed = {
-        name: dict(value) if isinstance(value, dict) else value for name, value in config.items()
-    }
-    for part in (changed, changed.get("train")):
-        if isinstance(part, dict) and "precision" in part:
-            part["precision"] = precision
-    return changed
+def smoke_config(bench: Bench, stage: str, precision: Precision) -> Any:
+    """The settings that a stage has in recipe smoke, with that precision where it has one."""
+    config = SPECS[stage].config.model_validate(bench.request["smoke"][stage])
+    return with_precision(config, precision)
 
 
 def make_job(
     bench: Bench,
     work: Path,
     stage: str,
-    config: Mapping[str, Any],
+    config: BaseModel,
     inputs: Mapping[str, Path],
     on_cpu: bool = False,
 ) -> Path:
     """A job file, with its output folder, of one rank on the bench's device."""
     on_gpu = bench.device == "cuda" and not on_cpu and SPECS[stage].device == "gpu"
     (work / "output").mkdir(parents=True, exist_ok=True)
-    job = {
-        "stage": stage,
-        "config": dict(config),
-        "inputs": {name: str(path) for name, path in inputs.items()},
-        "workdir": str(work),
-        "num_threads": 1,
-        "num_ranks": 1,
-        "gpus": [visible_gpu()] if on_gpu else [],
-    }
-    (work / "job.json").write_text(json.dumps(job))
+    job = Job(
+        stage=stage,
+        config=config.model_dump(mode="json"),
+        inputs={name: str(path) for name, path in inputs.items()},
+        workdir=str(work),
+        gpus=[visible_gpu()] if on_gpu else [],
+    )
+    (work / "job.json").write_text(job.model_dump_json())
     return work / "job.json"
 
 
@@ -62,8 +59,8 @@ def visible_gpu() -> str:
 
 def start_job(
     job: Path, environment: Mapping[str, str] | None = None, wrapped: tuple[Wrapped, ...] = ()
-) -> int:
-    """Run a job in a fork with its own log; returns the process id."""
+) -> ForkProcess:
+    """Run a job in a fork that writes trainer.log."""
 
     def run() -> None:
         os.environ.update(environment or {})
@@ -83,9 +80,8 @@ def run_stage(job: Path, **options: Any) -> Path:
     if status != 0:
         log = (job.parent / "trainer.log").read_text(errors="replace")
         print(log[-4000:])
-        raise WrongError(
-            f"{job.parent.name}: exit status {status}: {log.strip().splitlines()[-1:]}"
-        )
+        last = log.strip().splitlines()[-1:]
+        raise WrongError(f"{job.parent.name}: exit status {status}: {last}")
     return job.parent / "output"
 
 
@@ -97,7 +93,6 @@ def step_times(work: Path) -> list[float]:
 
 def tensor_gib(work: Path) -> float | None:
     """The most GiB that a stage had in tensors; None on a CPU."""
-    found = re.search(
-        r"([\d.]+) GiB in tensors", (work / "trainer.log").read_text(errors="replace")
-    )
-    return float(found[1]) if found else None
+    log = (work / "trainer.log").read_text(errors="replace")
+    used = re.search(r"([\d.]+) GiB in tensors", log)
+    return float(used[1]) if used else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,19 +16,15 @@ def table(results: dict[str, Any]) -> str:
     for row in results["parts"]:
         time = f"{row['seconds']:.0f} s" if row["seconds"] else ""
         lines += ["", f"{row['part']:<{NAME + VALUE + 6}}{MARKS[row['ok']]:>9}{time:>8}"]
-        if "why" in row:
-            lines += [f"    {part}" for part in _folded(row["why"], WIDTH - 4)]
+        lines += _folded(row.get("why", ""), 4)
         for value in row["values"]:
             lines += _value_lines(value)
-    count = {
-        mark: sum(MARKS[row["ok"]] == mark for row in results["parts"]) for mark in MARKS.values()
-    }
-    said = ", ".join(f"{number} {mark}" for mark, number in count.items() if number)
-    targets = [v for row in results["parts"] for v in row["values"] if "met" in v]
-    met = sum(value["met"] for value in targets)
-    lines += ["", f"{said}; {results['seconds']:.0f} s"]
+    marks = [MARKS[row["ok"]] for row in results["parts"]]
+    summary = ", ".join(f"{marks.count(mark)} {mark}" for mark in MARKS.values() if mark in marks)
+    lines += ["", f"{summary}; {results['seconds']:.0f} s"]
+    targets = [v["met"] for row in results["parts"] for v in row["values"] if "met" in v]
     if targets:
-        lines.append(f"{met} of {len(targets)} targets met")
+        lines.append(f"{sum(targets)} of {len(targets)} targets met")
     if results["is_rehearsal"]:
         lines.append("REHEARSAL: no figure above says anything of a GPU")
     return "\n".join(lines)
@@ -50,7 +47,7 @@ def _value_lines(value: dict[str, Any]) -> Iterator[str]:
         yield f"{first}  {text}".rstrip()
     else:
         yield first.rstrip()
-        yield from (f"      {part}" for part in _folded(text, WIDTH - 6))
+        yield from _folded(text, 6)
     for name, milliseconds, share in value.get("groups", ()):
         time = f"{shown(milliseconds)} ms"
         yield f"    {name:<{NAME - 2}.{NAME - 2}}{time:>{VALUE}}  {share:4.0%}"
@@ -77,13 +74,8 @@ def shown(value: float | str) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
 
 
-def _folded(text: str, width: int) -> Iterator[str]:
-    line = ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > width:
-            yield line
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    if line:
-        yield line
+def _folded(text: str, indent: int) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )

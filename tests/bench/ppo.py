@@ -118,8 +118,9 @@ def ours(material: Path, work: Path, precision: str) -> list[float]:
 def theirs(material: Path, work: Path, precision: str, peer: Path) -> list[float]:
     """PPOTrainer, in a process of its own; returns when each step ended."""
     output = work / "steps.json"
-    command = [sys.executable, "-m", "trimtab.models.gpu_check.trl_ppo", str(material), str(output)]
-    command += [str(number) for number in (STEPS, BATCH, RESPONSE)] + [precision]
+    settings = {"num_steps": STEPS, "batch": BATCH, "response": RESPONSE, "precision": precision}
+    command = [sys.executable, "-m", "trimtab.models.gpu_check.trl_trainers", "ppo"]
+    command += [str(material), str(output), json.dumps(settings)]
     path = os.pathsep.join(filter(None, [str(peer), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     subprocess.run(command, check=True, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -27,7 +27,7 @@ import numpy as np
 
 from tests.bench.machine import matrix_rate
 from tests.bench.material import MAX_TOKENS, make_material, training_work
-from trimtab.models.gpu_check.trl_reward_model import BEST, SCHEDULE
+from trimtab.models.gpu_check.trl_trainers import BEST, SCHEDULE
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.batching import epoch_batches
@@ -116,14 +116,8 @@ def theirs(material: Path, more: Mapping[str, object], work: Path, seed: int) ->
     """RewardTrainer, in a process of its own."""
     output = work / "steps.json"
     settings = {**SAME, **more, "seed": seed}
-    command = [
-        sys.executable,
-        "-m",
-        "trimtab.models.gpu_check.trl_reward_model",
-        str(material),
-        str(output),
-        json.dumps(settings),
-    ]
+    command = [sys.executable, "-m", "trimtab.models.gpu_check.trl_trainers", "reward_model"]
+    command += [str(material), str(output), json.dumps(settings)]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     steps = json.loads(output.read_text())
     return epoch(steps["times"], steps["losses"], len(rows_of(material)))

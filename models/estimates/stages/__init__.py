@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trimtab.models.config.training import precision_of, trainer_of
+from trimtab.models.config.training import precision_of, with_precision
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.estimates.stages import policies, sampling, scorers
+from trimtab.models.estimates.stages import sampling, training
 from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.specs import SPECS
 
 # Of each stage with a model the function of its name.
 _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
     name: function
-    for module in (policies, sampling, scorers)
+    for module in (sampling, training)
     for name, function in vars(module).items()
     if name in SPECS
 }
@@ -34,17 +34,6 @@ _PLAIN_STAGES = {
 }
 
 
-def _with_precision(config: Any, has_gpus: bool) -> Any:
-    """The configuration with what `auto` is on such a machine."""
-    if precision_of(config) != "auto":
-        return config
-    changes = {"precision": "bfloat16" if has_gpus else "float32"}
-    trainer = trainer_of(config)
-    if trainer is None or trainer is config:
-        return config.model_copy(update=changes if hasattr(config, "precision") else {})
-    return config.model_copy(update={"train": trainer.model_copy(update=changes)})
-
-
 def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     """The work of a stage under its configuration; none of one without a model that is not here.
 
@@ -53,7 +42,8 @@ def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     if stage in _PLAIN_STAGES:
         return Work(examples=getattr(inputs.amounts, _PLAIN_STAGES[stage]))
     if stage in _MODEL_STAGES:
-        config = _with_precision(config, inputs.has_gpus)
+        if precision_of(config) == "auto":
+            config = with_precision(config, "bfloat16" if inputs.has_gpus else "float32")
         is_narrow = inputs.has_gpus and precision_of(config) != "float32"
         return _MODEL_STAGES[stage](config, replace(inputs, is_narrow=is_narrow))
     if SPECS[stage].device == "gpu":

@@ -1,4 +1,4 @@
-"""The work of stages that sample a policy, or ask a judge, and train nothing.
+"""The work of stages that pass rows, sample a policy or ask a judge, and train nothing.
 
 A judge behind an endpoint works elsewhere: what is counted here is that of a local model. Of pairs
 it is taken to make as many tokens as the policy does. Answers that are not understood, and asked
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
+from trimtab.models.config import reward
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
-from trimtab.models.config.training import ModelConfig
-from trimtab.models.estimates.memory import Memory
-from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
+from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.work import (
     Answers,
     Rows,
     StageInputs,
     Work,
     passing_work,
+    policy_sampling,
     sampling_work,
 )
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
@@ -33,9 +35,35 @@ from trimtab.models.nets import counts
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
 CHARACTERS_PER_TOKEN = 3
 
-_Sampled = (
-    ComparisonsConfig | RehearsalConfig | SampleResponsesConfig | EvaluateConfig | ReviseConfig
-)
+
+def trunk_cache(
+    config: reward.TrunkCacheConfig | reward.EmbeddingsConfig, inputs: StageInputs
+) -> Work:
+    """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
+    pairs = inputs.pairs(inputs.amounts.pairs)
+    weights = FLOAT_BYTES * inputs.shape.policy_parameters
+    return Work(examples=pairs.count) + passing_work(inputs, weights, pairs, phase="lower layers")
+
+
+def embeddings(config: reward.EmbeddingsConfig, inputs: StageInputs) -> Work:
+    """Nothing of a sentence encoder; of a language model one pass, which the cached trunk of a
+    policy may save."""
+    if not config.is_language_model:
+        return Work(examples=inputs.amounts.pairs)
+    if config.encoder != reward.POLICY:
+        inputs = inputs.with_model(config.encoder)
+    return trunk_cache(config, inputs)
+
+
+def external_reward_model(config: reward.ExternalRewardModelConfig, inputs: StageInputs) -> Work:
+    """One pass over all pairs of a model of its own; nothing is known of one that is not here."""
+    work = Work(examples=inputs.amounts.pairs)
+    try:
+        inputs = inputs.with_model(config.model, "ensemble.reward_models")
+    except PlanError:
+        return work
+    frozen = inputs.frozen_bytes(inputs.shape.scorer_parameters(1), inputs.shape.num_layers)
+    return work + passing_work(inputs, frozen, inputs.pairs(inputs.amounts.pairs))
 
 
 def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
@@ -95,18 +123,18 @@ def revise(config: ReviseConfig, inputs: StageInputs) -> Work:
     work, _ = _answered(config, inputs, count, 1)
     if judge.local_model is None:
         return work
-    local = _local_inputs(inputs, judge.local_model, "constitution.revise.judge.local_model")
+    local = inputs.with_model(judge.local_model, "constitution.revise.judge.local_model")
     questions = load_questions()
-    told = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
+    text = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    asked = prompt + revision_tokens(config, inputs) + _text_tokens(told + MAX_CHARACTERS)
+    request = prompt + revision_tokens(config, inputs) + _text_tokens(text + MAX_CHARACTERS)
     revision = Work()
     if config.critique:
-        asked += _text_tokens(len(questions["revise critique"]))
+        request += _text_tokens(len(questions["revise critique"]))
         critique = config.max_critique_tokens
-        revision += _answering_work(local, "revising", count, asked, critique)
-        asked += critique
-    revision += _answering_work(local, "revising", count, asked, config.max_revision_tokens)
+        revision += _answering_work(local, "revising", count, request, critique)
+        request += critique
+    revision += _answering_work(local, "revising", count, request, config.max_revision_tokens)
     return work + revision.times(config.num_revisions)
 
 
@@ -123,17 +151,13 @@ def revision_tokens(config: ReviseConfig, inputs: StageInputs) -> int:
 
 
 def _answered(
-    config: _Sampled, inputs: StageInputs, prompts: int, num_responses: int
+    config: Any, inputs: StageInputs, prompts: int, num_responses: int
 ) -> tuple[Work, Rows]:
-    """Several answers of a policy to each prompt, and the rows in which a prompt has all of its."""
-    ranks = 1 if isinstance(config, ReviseConfig) else config.ranks
-    count, prompt_tokens = prompts * num_responses, inputs.amounts.prompt_tokens
-    answers = Answers(count, prompt_tokens, config.max_new_tokens)
-    work = Work(examples=prompts, num_ranks=ranks) + sampling_work(
-        inputs, inputs.policy_bytes, answers, num_ranks=ranks, vllm=config.vllm
-    )
+    """Several answers of a policy to each prompt, and the rows of a prompt with its answers."""
+    work = policy_sampling(config, inputs, prompts * num_responses, inputs.policy_bytes)
     prompt, row = inputs.prompt_and_row(config.max_new_tokens)
-    return work, Rows(prompts, prompt + num_responses * (row - prompt))
+    rows = Rows(prompts, prompt + num_responses * (row - prompt))
+    return replace(work, examples=prompts), rows
 
 
 def judge_preferences(config: JudgePreferencesConfig, inputs: StageInputs) -> Work:
@@ -176,33 +200,27 @@ def judge_work(
     work = Work()
     if judge.local_model is None:
         return work
-    local = _local_inputs(inputs, judge.local_model, field)
+    local = inputs.with_model(judge.local_model, field)
     requests = shown.count * judge.num_samples * (counts.NUM_ORDERS if kind == "compare" else 1)
-    asked = shown.length + _instruction_tokens(judge, kind)
+    request = shown.length + _instruction_tokens(judge, kind)
     if judge.chain_of_thought:
-        work += _answering_work(local, "thinking", requests, asked, judge.max_thought_tokens)
-        asked += judge.max_thought_tokens
+        work += _answering_work(local, "thinking", requests, request, judge.max_thought_tokens)
+        request += judge.max_thought_tokens
     verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
     if judge.top_logprobs:
-        rows = Rows(requests, min(asked + verdict, local.shape.context), logit_tokens=verdict)
+        rows = Rows(requests, min(request + verdict, local.shape.context), logit_tokens=verdict)
         at_once = counts.REQUESTS_AT_ONCE
         work += passing_work(local, local.policy_bytes, rows, phase="judging", at_once=at_once)
     if verdict > 1 or not judge.top_logprobs:
-        work += _answering_work(local, "judging", requests, asked, verdict)
+        work += _answering_work(local, "judging", requests, request, verdict)
     return work
 
 
-def _local_inputs(inputs: StageInputs, local_model: str, field: str) -> StageInputs:
-    """A stage's inputs with the local model in the place of its own; `field` names it."""
-    shape = shape_of(ModelConfig(base=local_model), field, is_trained=False)
-    return replace(inputs, shape=shape)
-
-
 def _answering_work(
-    local: StageInputs, phase: str, requests: int, asked: int, max_new_tokens: int
+    local: StageInputs, phase: str, requests: int, request_tokens: int, max_new_tokens: int
 ) -> Work:
     """A local model's answers to requests of so many tokens."""
-    answers = Answers(requests, asked, max_new_tokens)
+    answers = Answers(requests, request_tokens, max_new_tokens)
     at_once = counts.REQUESTS_AT_ONCE
     return sampling_work(local, local.policy_bytes, answers, phase=phase, at_once=at_once)
 

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.models.config.training import ModelConfig
+from trimtab.models.config.training import ModelConfig, precision_of
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.gpu_check import correctness, speed
 from trimtab.models.gpu_check.driver import Bench, WrongError
 from trimtab.models.gpu_check.material import PROMPT_WORDS, RESPONSE_WORDS, made_up_pairs
 from trimtab.models.gpu_check.measure import group_of, note_kernels, row_work, timed
-from trimtab.models.gpu_check.stage_runs import with_precision
+from trimtab.models.gpu_check.stage_runs import smoke_config
 from trimtab.models.nets.packing import Candidates
 
 
@@ -72,19 +72,18 @@ def test_made_up_pairs_are_as_long_as_people_s() -> None:
         assert abs(pstdev(found) - deviation) < 0.12
 
 
-def test_precision_is_set_where_a_stage_has_it() -> None:
+def test_precision_is_set_where_a_stage_has_it(bench: Bench) -> None:
     smoke = recipe_named("smoke")
-    for config in (smoke.ppo, smoke.reward_model, smoke.world):
-        before = config.model_dump(mode="json")
-        changed = with_precision(before, "bfloat16")
-        trainer = changed.get("train", changed)
-        assert trainer.get("precision") == (None if config is smoke.world else "bfloat16")
-        assert before == config.model_dump(mode="json")
-        type(config).model_validate(changed)
+    for stage, config in (("ppo_max", smoke.ppo), ("reward_model", smoke.reward_model)):
+        bench.request["smoke"][stage] = config.model_dump(mode="json")
+        assert precision_of(smoke_config(bench, stage, "bfloat16")) == "bfloat16"
+        assert precision_of(config) == "auto"
+    bench.request["smoke"]["world"] = smoke.world.model_dump(mode="json")
+    assert smoke_config(bench, "world", "bfloat16") == smoke.world
 
 
 def test_what_phases_watch_is_there(tmp_path: Path) -> None:
-    wrapped, _ = speed._timed_phases(tmp_path / "phases.json")
+    wrapped = speed._timed_phases(tmp_path / "phases.json")
     assert len(wrapped) == sum(map(len, speed.PHASES.values()))
 
 
@@ -100,8 +99,8 @@ def test_phases_count_what_is_inside_another_once(
             time.sleep(0.02)
 
     monkeypatch.setattr(speed, "PHASES", {n: ((Work, n),) for n in ("sample", "score")})
-    wrapped, path = speed._timed_phases(tmp_path / "phases.json")
-    for owner, name, around in wrapped:
+    path = tmp_path / "phases.json"
+    for owner, name, around in speed._timed_phases(path):
         monkeypatch.setattr(owner, name, around)
     Work().sample()
     Work().score()
