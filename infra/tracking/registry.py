@@ -52,6 +52,9 @@ class ModelCard:
     model: str = ""
 
 
+NO_CARD = ModelCard()
+
+
 class Registry:
     """The registered models of one MLflow."""
 
@@ -67,7 +70,7 @@ class Registry:
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
-        card: ModelCard | None = None,
+        card: ModelCard = NO_CARD,
     ) -> Version:
         """Make the folder that `bring` gives, and nobody changes, a version of `name`.
 
@@ -79,13 +82,13 @@ class Registry:
         for `earlier`.
         """
         with self._client() as client:
-            _create_model(client, name, card.model if card else "")
+            _create_model(client, name, card.model)
             versions = _versions(client, name, identity)
-            if versions:
-                version = versions[0]
-            else:
-                made = card or ModelCard()
-                version = self._new_version(client, run, name, bring, dict(identity), made)
+            version = (
+                versions[0]
+                if versions
+                else self._new_version(client, run, name, bring, dict(identity), card)
+            )
             for alias in aliases:
                 if f"was.{alias}" not in version.tags:
                     _give_alias(client, version, alias, tags or {})
@@ -94,11 +97,7 @@ class Registry:
     def find(self, name: str, which: str) -> Version | None:
         """A version by number or by alias; None without one."""
         with self._client() as client:
-            if not which.isdecimal():
-                return _holder(client, name, which)
-            with _unless_missing():
-                return _version(client.get_model_version(name, which))
-        return None
+            return _find(client, name, which)
 
     def versions_of(self, name: str, identity: Mapping[str, str]) -> list[Version]:
         """The versions with these tags, the oldest first.
@@ -106,7 +105,7 @@ class Registry:
         One that has or had an alias, and is not given it again, has the tag `was.<alias>`.
         """
         with self._client() as client:
-            return [_version(each) for each in _versions(client, name, identity)]
+            return [_version(version) for version in _versions(client, name, identity)]
 
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
@@ -131,7 +130,7 @@ class Registry:
         Raises RegistryError.
         """
         with self._client() as client:
-            current = _holder(client, name, alias)
+            current = _find(client, name, alias)
             if current is None:
                 raise RegistryError(
                     f"no version of {name} is {alias}: there is nothing to roll back"
@@ -226,8 +225,10 @@ def _logged_before(
 ) -> Any | None:
     """The model as an earlier try left it that was stopped before there was a version of it."""
     wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
-    found = client.search_logged_models([experiment], wanted)
-    return next((each for each in found if each.name == name and str(each.status) == "READY"), None)
+    for model in client.search_logged_models([experiment], wanted):
+        if model.name == name and str(model.status) == "READY":
+            return model
+    return None
 
 
 def _link(folder: Path, location: str) -> bool:
@@ -268,7 +269,7 @@ def _versions(client: Any, name: str, tags: Mapping[str, str] | None = None) -> 
 
 def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:
     """The tag that it had the alias comes last: after a kill, all of this is done again."""
-    before = _holder(client, version.name, alias)
+    before = _find(client, version.name, alias)
     if before is not None and before.number != str(version.version):
         tags = {**tags, f"replaces.{alias}": before.number}
     for key, value in tags.items():
@@ -277,23 +278,18 @@ def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) 
     client.set_model_version_tag(version.name, version.version, f"was.{alias}", "yes")
 
 
-def _holder(client: Any, name: str, alias: str) -> Version | None:
-    with _unless_missing():
-        return _version(client.get_model_version_by_alias(name, alias))
-    return None
-
-
-@contextmanager
-def _unless_missing() -> Iterator[None]:
-    """Goes on after the block where MLflow has no such model, version or alias."""
+def _find(client: Any, name: str, which: str) -> Version | None:
+    """A version by number or by alias; None where MLflow has no such model or version."""
     from mlflow.exceptions import MlflowException
 
+    get = client.get_model_version if which.isdecimal() else client.get_model_version_by_alias
     try:
-        yield
+        return _version(get(name, which))
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
+        return None
 
 
-def _version(found: Any) -> Version:
-    return Version(str(found.name), str(found.version), dict(found.tags))
+def _version(version: Any) -> Version:
+    return Version(str(version.name), str(version.version), dict(version.tags))
