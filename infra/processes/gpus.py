@@ -46,13 +46,13 @@ def unused_gpus(
         return None
     build = version("torch").partition("+")[2] if build is None else build
     if build != "cpu" and (devices / "dxg").exists() and (wsl / "libcuda.so.1").exists():
-        what = "WSL2"
+        kind = "WSL2"
     elif build.startswith("rocm") and (devices / "kfd").exists():
-        what = "ROCm"
+        kind = "ROCm"
     else:
         return None
     return (
-        f"this host has a GPU ({what}) that trainers do not use: they cannot see how many there "
+        f"this host has a GPU ({kind}) that trainers do not use: they cannot see how many there "
         "are. CUDA_VISIBLE_DEVICES=0 lets them use the first; empty, it means the CPU"
     )
 
@@ -69,7 +69,7 @@ def memory_of(gpus: Sequence[str]) -> int | None:
 
 
 def name_of(gpus: Sequence[str]) -> str | None:
-    """What these GPUs are called, as the driver's `nvidia-smi` says; None if not all the same."""
+    """The name of these GPUs, as the driver's `nvidia-smi` says; None if not all the same."""
     try:
         names = set(_driver_says("name", gpus))
     except (OSError, subprocess.SubprocessError):

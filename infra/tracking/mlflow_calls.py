@@ -141,13 +141,12 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
 
 
 def follow_move(artifact_root: Path) -> None:
-    """Where the folder of an embedded MLflow was moved or copied, let its database name it there.
+    """Correct the database of an embedded MLflow whose folder was moved or copied.
 
     MLflow notes absolute locations only, and has no call that changes them: in the copy a run would
     write into the old folder. `artifact_root` lies beside mlflow.db; experiments whose artifacts
-    lay in a folder of its name elsewhere say where it was. What names that folder, and its
-    neighbours as sources of datasets, is rewritten, all or nothing. Raises OSError where SQLite
-    cannot do so.
+    lay in a folder of its name elsewhere say where it was. All names of that folder, and of its
+    neighbours as sources of datasets, are rewritten, or none. Raises OSError where SQLite cannot.
     """
     database = artifact_root.with_name("mlflow.db")
     if not database.is_file():

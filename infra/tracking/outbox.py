@@ -1,4 +1,4 @@
-"""What MLflow has not received of a run yet: files that outlive the process.
+"""Data that MLflow has not received of a run yet, in files that outlive the process.
 
 A line of a file is a record, `{kind: value}`, in the order in which MLflow is to get them; all can
 be sent twice without harm. A record is in the file before MLflow gets it, and until MLflow has it.
@@ -95,8 +95,8 @@ class Outbox:
         self._has_warned = True
 
 
-def left_behind(folder: Path) -> Iterator[Outbox]:
-    """What others have left, the oldest first, with all their records waiting; now it is ours."""
+def take_over_files(folder: Path) -> Iterator[Outbox]:
+    """The outboxes of processes that are gone, the oldest first; now they are this process's."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             outbox = _take_over(path)

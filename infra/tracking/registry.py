@@ -72,14 +72,14 @@ class Registry:
         tags: Mapping[str, str] | None = None,
         card: ModelCard = NO_CARD,
     ) -> Version:
-        """Make the folder that `bring` gives, and nobody changes, a version of `name`.
+        """Make the folder that `bring` returns, and nobody changes, a version of `name`.
 
         The tags of `identity` say which model it is. It becomes a logged model of the run, whose
         files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. Where
-        `bring` gives an address, the version names that, and nothing is copied. One that is a
-        version already is not brought again, and gets only aliases it never had, so that a run
-        repeated later takes none back from a newer version. Whoever held an alias before is noted,
-        for `earlier`.
+        `bring` returns an address, the version names that, and nothing is copied. A model that is
+        a version already is not brought again, and gets only aliases it never had, so that a run
+        repeated later takes none back from a newer version. The version that had an alias before
+        is noted, for `find_earlier`.
         """
         with self._client() as client:
             _create_model(client, name, card.model)
@@ -124,7 +124,7 @@ class Registry:
             for key, value in tags.items():
                 client.set_model_version_tag(version.name, version.number, key, value)
 
-    def earlier(self, name: str, alias: str, to: str | None = None) -> Version:
+    def find_earlier(self, name: str, alias: str, to: str | None = None) -> Version:
         """The version that held an alias before, or version `to`, if it can have the alias again.
 
         Raises RegistryError.
@@ -146,7 +146,7 @@ class Registry:
                 raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
             return _version(client.get_model_version(name, to))
 
-    def give(self, version: Version, alias: str) -> None:
+    def give_alias(self, version: Version, alias: str) -> None:
         """Give an alias to a version."""
         with self._client() as client:
             client.set_registered_model_alias(version.name, alias, version.number)

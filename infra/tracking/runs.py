@@ -38,7 +38,7 @@ from trimtab.infra.tracking.mlflow_calls import (
     new_client,
     parse_line,
 )
-from trimtab.infra.tracking.outbox import Background, Outbox, Record, left_behind
+from trimtab.infra.tracking.outbox import Background, Outbox, Record, take_over_files
 
 __all__ = ["Input", "TrackedRun", "Tracking"]
 
@@ -108,12 +108,6 @@ class Tracking:
         values = {"name": name, "tags": {**all_tags, _KEY: key}, "time": _now()}
         run.send({"create": {**values, "parent": of_parent}})
         return run
-
-    def attach(
-        self, run_id: str | None = None, tags: Mapping[str, str] | None = None
-    ) -> TrackedRun:
-        """A handle on a run that was started elsewhere, by its id, or by tags that only it has."""
-        return TrackedRun(self, run_id, tags=tags)
 
     def running(self, tags: Mapping[str, str]) -> list[str]:
         """The ids of the runs with these tags that have not ended, the newest first."""
@@ -221,7 +215,7 @@ class Tracking:
                     return
 
     def _send_left_behind(self) -> None:
-        for outbox in left_behind(self.outbox) if self.outbox else ():
+        for outbox in take_over_files(self.outbox) if self.outbox else ():
             self.send_when_back(TrackedRun(self, outbox=outbox, was_created=True))
         self._send_unsent()
 
@@ -255,7 +249,10 @@ class TrackedRun:
         outbox: Outbox | None = None,
         was_created: bool = False,
     ) -> None:
-        """`tags` find it. was_created: MLflow may have it already."""
+        """A run that was started elsewhere has an id, or `tags` that only it has.
+
+        was_created: MLflow may have it already.
+        """
         self.tracking = tracking
         self.run_id = run_id
         self.tags = dict(tags or {})
