@@ -1,4 +1,4 @@
-"""What a worker's run may read, and which judges it may ask: only what the operator names.
+"""Limits of what a worker's run may read, and of which judges it may ask; the operator sets them.
 
 TRIMTAB_DATA_ROOTS      what it may read: folders, s3://bucket/prefix, and hf://owner or
                         hf://owner/name for data sets and models of the hub; by commas
@@ -35,7 +35,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True)
 class Access:
-    """What is allowed.
+    """The places and judges that are allowed.
 
     folders: absolute, links resolved. objects: s3:// prefixes. hub: owners and owner/name. judges:
     the key's name, None without one, by address. networks: private ones.

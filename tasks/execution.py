@@ -241,7 +241,7 @@ class StageOutputError(Exception):
 
 @dataclass
 class Progress:
-    """What a running stage has reported: work done of all, and the newest value of each metric."""
+    """The progress of a running stage: work done of all, and the newest value of each metric."""
 
     done: int = 0
     total: int = 0

@@ -28,7 +28,7 @@ LINE = 100  # characters of a line in the terminal
 
 
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
-    """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
+    """The origin of each artifact, by its manifest; stable, so that a rerun finds its report."""
     store = base_context().store
 
     def entry(role: str) -> LineageEntry:
@@ -205,7 +205,7 @@ def _read_card(scorecard: Path) -> dict[str, Any]:
 
 
 def _account_of(card: Mapping[str, Any]) -> list[str]:
-    """What a run's scorecard says of the rows that were read; nothing of another page."""
+    """The account of the rows that a run has read, by its scorecard; empty for other pages."""
     rows = card.get("data", {}).get("rows")
     account = RowAccount.from_json(rows) if rows else None
     return [account.sentence(), *account.details()] if account else []

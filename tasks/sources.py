@@ -34,8 +34,8 @@ _WORD = re.compile(r"\S")
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
     """Publish a source's bytes as an artifact of stage `raw`, once.
 
-    Nothing is published but what the run may read (`trimtab.tasks.access`): of data, files of its
-    kinds; of others what passes `check`, which takes the folder. Raises
+    Only what the run may read (`trimtab.tasks.access`) is published: files of data of known kinds,
+    or with `check`, which takes the folder, other files that pass it. Raises
     trimtab.infra.store.fetch.FetchError where nothing of the kind is there,
     trimtab.infra.access.AccessError, and what `check` raises.
     """
@@ -78,7 +78,7 @@ def _publish(path: Path, key: str, config: Mapping[str, Any]) -> ArtifactRef:
 def import_review(source: str) -> ArtifactRef:
     """A review's file as an artifact, also one that the store has already (`raw:`).
 
-    Of those a worker's run may read what `publish_review` has published. Raises what
+    A worker's run may read only those that `publish_review` has published. Raises what
     `import_source` raises; FetchError where the store does not have it.
     """
     if not is_stored(source):

@@ -179,7 +179,7 @@ def _review(config: Any) -> dict[str, ArtifactRef]:
 
 
 def _content_of_model(config: ExternalRewardModelConfig) -> dict[str, ArtifactRef]:
-    """What a folder of a model holds, so that a changed one is asked anew; it is not copied."""
+    """The digest of a model's folder, so that a changed model is asked anew; it is not copied."""
     require_access(config)
     folder = Path(config.model).expanduser()
     return {"content": publish_digest(folder)} if folder.is_dir() else {}

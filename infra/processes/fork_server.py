@@ -49,7 +49,7 @@ State = tuple[int, int]
 def file_states(folder: Path) -> dict[str, State]:
     """Each file below a folder, by its path, but for compiled modules; a millisecond for 400.
 
-    What an editor leaves there for a moment, or as a link to nowhere, is left out.
+    Files that are gone by then, and links to nowhere, are left out.
     """
     states = {}
     folders = [str(folder)]

@@ -95,8 +95,8 @@ def _up(stack: Stack) -> None:
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Keep temporary files of all processes in the stack's folder, and remove them in the end.
 
-    Killed processes leave theirs behind. Those of a stack that was killed itself go as well: this
-    process holds the folder's lock.
+    Killed processes leave files behind. Those of an earlier stack that was killed are removed, too:
+    this process holds the folder's lock.
     """
     for old in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(old, ignore_errors=True)

@@ -152,8 +152,8 @@ def _take(
 ) -> dict[str, str]:
     """Bring objects into `folder`; the sha256 of each by its name in the backup.
 
-    One that was written before the earlier backup began, and has the size, is the same file as
-    there. One that is deleted meanwhile is left out.
+    An object that was written before the earlier backup began, and has the size that it has there,
+    is linked. An object that is deleted meanwhile is left out.
     """
     known = _sums(earlier) if earlier else {}
     began = json.loads((earlier / ABOUT).read_text())["began"] if earlier else 0.0

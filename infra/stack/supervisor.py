@@ -228,8 +228,8 @@ class Supervisor:
 def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) -> None:
     """Keep a log that has grown beyond `max_bytes` as `<name>.1`, and older ones up to `num_old`.
 
-    It is copied and emptied, as logrotate's `copytruncate` does, as its server has it open and
-    appends to it: a line that comes between the two is lost.
+    Its server has it open, so that it is copied and emptied, as by logrotate's `copytruncate`: a
+    line that comes between the two is lost.
     """
     if not path.exists() or path.stat().st_size <= max_bytes:
         return
