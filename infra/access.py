@@ -1,4 +1,4 @@
-"""What a worker's run may read, and which judges it may ask: only what the operator names.
+"""Limits of what a worker's run may read, and of which judges it may ask; the operator sets them.
 
 TRIMTAB_DATA_ROOTS      what it may read: folders, s3://bucket/prefix, and hf://owner or
                         hf://owner/name for data sets and models of the hub; by commas
@@ -35,7 +35,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True)
 class Access:
-    """What is allowed.
+    """The places and judges that are allowed.
 
     folders: absolute, links resolved. objects: s3:// prefixes. hub: owners and owner/name. judges:
     the key's name, None without one, by address. networks: private ones.
@@ -103,22 +103,22 @@ class Access:
         else:
             self._demand_hub("/".join(source.partition(":")[0].split("/")[:2]), source)
 
-    def demand_model(self, name: str) -> None:
+    def demand_model(self, model: str) -> None:
         """AccessError unless a model may be read: a folder, or one of the hub.
 
         Every file of a folder must lie where files may be read, too, and name no others.
         """
-        if not _is_local(name):
-            self._demand_hub(name, name)
+        if not _is_local(model):
+            self._demand_hub(model, model)
             return
-        self.demand_folder(name)
-        for place, folders, files in os.walk(os.path.expanduser(name)):
-            for each in (*folders, *files):
-                path = os.path.join(place, each)
+        self.demand_folder(model)
+        for place, folders, files in os.walk(os.path.expanduser(model)):
+            for name in (*folders, *files):
+                path = os.path.join(place, name)
                 self.demand_folder(path)
                 if os.path.islink(path) and os.path.isdir(path):
                     raise AccessError(f"{path!r} is a link to a folder, which a model may not hold")
-                _demand_inner_names(path, each)
+                _demand_inner_names(path, name)
 
     def demand_folder(self, path: str) -> tuple[Path, Path]:
         """The folder allowed and the path in it, links resolved; AccessError where there is none.
@@ -127,12 +127,12 @@ class Access:
         """
         if "\0" not in path:
             written = os.path.expanduser(path)
-            found = Path(os.path.realpath(written))
+            resolved = Path(os.path.realpath(written))
             # Both: /proc/self/root leads to anywhere.
-            is_kernels = _is_kernels(found) or _is_kernels(Path(os.path.abspath(written)))
+            is_kernels = _is_kernels(resolved) or _is_kernels(Path(os.path.abspath(written)))
             for folder in self.folders:
-                if found.is_relative_to(folder) and not is_kernels:
-                    return folder, found.relative_to(folder)
+                if resolved.is_relative_to(folder) and not is_kernels:
+                    return folder, resolved.relative_to(folder)
         allowed = ", ".join(map(str, self.folders)) or "none"
         raise AccessError(
             f"the path {path!r} may not be read; allowed are those below TRIMTAB_DATA_ROOTS of the "
@@ -160,13 +160,12 @@ class Access:
     def demand_judge(self, address: str, key: str | None) -> None:
         """AccessError unless a judge may be asked, with the key of that name."""
         wanted = _address(address)
-        for known, own in self.judges:
-            if known == wanted and key in (own, None):
-                return
+        if any(known == wanted and key in (name, None) for known, name in self.judges):
+            return
         judges = ", ".join(f"{a} with {k or 'no key'}" for a, k in self.judges) or "none"
-        what = f"with the key {key!r}" if key else "without a key"
+        way = f"with the key {key!r}" if key else "without a key"
         raise AccessError(
-            f"the judge {address!r} may not be asked {what}; allowed are those in TRIMTAB_JUDGES "
+            f"the judge {address!r} may not be asked {way}; allowed are those in TRIMTAB_JUDGES "
             f"of the worker: {judges}"
         )
 
@@ -174,12 +173,12 @@ class Access:
         """The name of the key that a judge gets."""
         return dict(self.judges).get(_address(address))
 
-    def _demand_hub(self, name: str, given: str) -> None:
+    def _demand_hub(self, name: str, source: str) -> None:
         is_known = name in self.hub or name.partition("/")[0] in self.hub
-        if not is_known or not _HUB_NAME.fullmatch(name) or ".." in given:
-            allowed = ", ".join(HUB + each for each in self.hub) or "none"
+        if not is_known or not _HUB_NAME.fullmatch(name) or ".." in source:
+            allowed = ", ".join(HUB + entry for entry in self.hub) or "none"
             raise AccessError(
-                f"{given!r} of the hub may not be read; allowed are hf:// entries in "
+                f"{source!r} of the hub may not be read; allowed are hf:// entries in "
                 f"TRIMTAB_DATA_ROOTS of the worker: {allowed}"
             )
 
@@ -192,9 +191,9 @@ def open_in(folder: int, name: str) -> int:
     # Not blocking: a pipe would be waited for.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(name, flags, dir_fd=folder)
-    found = os.fstat(descriptor)
-    is_plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    if is_plain and found.st_dev not in {os.stat(path).st_dev for path in _NEVER}:
+    status = os.fstat(descriptor)
+    is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    if is_plain and status.st_dev not in {os.stat(path).st_dev for path in _NEVER}:
         return descriptor
     os.close(descriptor)
     raise AccessError(f"{name!r} is not a regular file or folder")
@@ -209,13 +208,13 @@ def _demand_inner_names(path: str, name: str) -> None:
     if not (name.endswith(".index.json") or name == "modules.json"):
         return
     try:
-        found = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
         # Of safetensors and torch: tensor -> file. Of sentence-transformers: a list of modules.
-        if isinstance(found, dict):
-            inner = list(found["weight_map"].values())
+        if isinstance(content, dict):
+            inner = list(content["weight_map"].values())
         else:
-            inner = [module["path"] for module in found]
-        is_inside = not any(each.startswith("/") or ".." in each.split("/") for each in inner)
+            inner = [module["path"] for module in content]
+        is_inside = not any(file.startswith("/") or ".." in file.split("/") for file in inner)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise AccessError(f"{path!r} is not a valid list of a model's files") from None
     if not is_inside:
@@ -229,7 +228,7 @@ def _is_local(name: str, suffixes: tuple[str, ...] = ()) -> bool:
 
 
 def _is_kernels(path: Path) -> bool:
-    return any(path.is_relative_to(each) for each in _NEVER)
+    return any(path.is_relative_to(root) for root in _NEVER)
 
 
 def _entries(env: Mapping[str, str], name: str) -> list[str]:

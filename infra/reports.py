@@ -1,8 +1,8 @@
 """Reports: in folders, one for each run's name, and those that an MLflow server has.
 
-An MLflow server has reports of the runs of every host that tells it of them: a run with a report
-has its name as a tag. What a server says is not trusted: a name is one of a folder, and only files
-of a report are brought.
+An MLflow server has the reports of the runs of every host that uses it: a run with a report has its
+name as a tag. The server is not trusted: a name must be that of a folder, and only files of a
+report are brought.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NameTakenError(ValueError):
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What `write_run` left in a report folder; nothing in any other."""
+    """The content that `write_run` wrote into a report folder; empty for any other folder."""
     path = folder / RUN_FILE
     run: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return run
@@ -53,8 +53,8 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 def check_owner(folder: Path, configuration: str) -> None:
     """Raise NameTakenError where a folder has the report of another configuration.
 
-    configuration: the name that a run of it has by default. Of a folder that `write_run` has not
-    written its own name counts.
+    configuration: the name that a run of it has by default. A folder without the file of
+    `write_run` counts by its name.
     """
     if not folder.is_dir():
         return
@@ -85,7 +85,7 @@ def tracked_reports(uri: str) -> list[TrackedReport]:
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return []
-    found: dict[str, TrackedReport] = {}
+    reports: dict[str, TrackedReport] = {}
     for run in client.search_runs(
         [experiment.experiment_id],
         f"attributes.status = 'FINISHED' and tags.`{REPORT_TAG}` != ''",
@@ -95,8 +95,8 @@ def tracked_reports(uri: str) -> list[TrackedReport]:
         ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
         name, answer = run.data.tags[REPORT_TAG], run.data.tags.get("trimtab.verdict", "")
         if _NAME.fullmatch(name):
-            found.setdefault(name, TrackedReport(name, ended, answer, run.info.run_id))
-    return list(found.values())[::-1]
+            reports.setdefault(name, TrackedReport(name, ended, answer, run.info.run_id))
+    return list(reports.values())[::-1]
 
 
 def fetch_report(uri: str, report: TrackedReport, folder: Path, names: Collection[str]) -> None:
@@ -109,16 +109,16 @@ def fetch_report(uri: str, report: TrackedReport, folder: Path, names: Collectio
     client: Any = new_client(uri)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
-        whole = Path(scratch) / "report"
-        whole.mkdir()
-        for each in client.list_artifacts(report.run_id):
-            if each.path in names:
-                client.download_artifacts(report.run_id, each.path, str(whole))
-        first = whole / next(iter(names))
+        copy = Path(scratch) / "report"
+        copy.mkdir()
+        for artifact in client.list_artifacts(report.run_id):
+            if artifact.path in names:
+                client.download_artifacts(report.run_id, artifact.path, str(copy))
+        first = copy / next(iter(names))
         if not first.is_file():
             raise FileNotFoundError(f"run {report.run_id} has no {first.name}")
         os.utime(first, (report.ended.timestamp(),) * 2)
         with file_lock(folder.with_name(f".{folder.name}.lock")):  # a run may write the same report
             if folder.exists():
                 raise FileExistsError(f"{folder} is there already, without a report: remove it")
-            whole.replace(folder)
+            copy.replace(folder)

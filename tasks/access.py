@@ -95,16 +95,16 @@ def _problems(config: BaseModel, demand: Demand, access: Access, path: str) -> I
         yield from _denied(path, _demand_endpoint, config, access)
     for name in type(config).model_fields:
         value, where = getattr(config, name), f"{path}{name}"
-        for each in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(each, BaseModel):
-                yield from _problems(each, demand, access, f"{where}.")
-            elif isinstance(each, str) and (kind := kind_of(type(config), name)):
-                yield from _denied(where, demand, each, kind, access)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, BaseModel):
+                yield from _problems(item, demand, access, f"{where}.")
+            elif isinstance(item, str) and (kind := kind_of(type(config), name)):
+                yield from _denied(where, demand, item, kind, access)
 
 
 def kind_of(config: type[BaseModel], name: str) -> str | None:
     """What lies at the place that a field names; None for one that names none."""
-    owners = [f"{each.__name__}.{name}" for each in config.__mro__]
+    owners = [f"{base.__name__}.{name}" for base in config.__mro__]
     return next((PLACES[owner] for owner in owners if owner in PLACES), None)
 
 
@@ -132,9 +132,7 @@ def _demand_there(value: str, kind: str, access: Access) -> None:
     """AccessError where a local file or folder of data is allowed and absent."""
     if value in OUR_OWN or kind not in (FILE, REVIEW, SOURCE) or is_remote(value):
         return
-    if kind == REVIEW and is_stored(value):
-        return
-    if kind == SOURCE and looks_like_hub_id(value):
+    if (kind == REVIEW and is_stored(value)) or (kind == SOURCE and looks_like_hub_id(value)):
         return
     folder, rest = access.demand_folder(value)
     if not (folder / rest).exists():

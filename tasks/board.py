@@ -53,7 +53,7 @@ class Board:
         """Say what the plan has: the cost of every stage in one unit, by the stage's name."""
         with self._lock:
             self.clear()
-            self._costs = {stage: fmean(own) for stage, own in costs.items()}
+            self._costs = {stage: fmean(costs_of_stage) for stage, costs_of_stage in costs.items()}
             self._planned = sum(map(len, costs.values()))
             self._all_costs = sum(map(sum, costs.values()))
             self._is_counted = True
@@ -80,10 +80,9 @@ class Board:
     def advanced(self, key: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
         """A stage has done so much."""
         with self._lock:
-            if key in self._running:
-                own = self._running[key]
-                own.done, own.total = done, total
-                own.metrics.update(metrics)
+            if stage := self._running.get(key):
+                stage.done, stage.total = done, total
+                stage.metrics.update(metrics)
 
     def failed(self, key: str) -> None:
         """A stage ended without a result."""
@@ -113,11 +112,11 @@ class Board:
         return max(self._planned, self._submitted, self.done) if self._is_counted else 0
 
     def seconds_left(self) -> float | None:
-        """Of the whole run, by the plan's costs and the time that what is done has taken."""
+        """Seconds that the run still takes, by the plan's costs and the time so far."""
         with self._lock:
             done = self._cost_of(self._ended)
             done += sum(
-                each.share * self._costs.get(each.stage, 0.0) for each in self._running.values()
+                run.share * self._costs.get(run.stage, 0.0) for run in self._running.values()
             )
             everything = self._all_costs - self._cost_of(self._found)
             taken = self._clock() - self._started if self._started else 0.0
@@ -132,11 +131,10 @@ class Board:
         """Stages done of all and the time left, as text; nothing where no number is known."""
         if not self.total:
             return ""
-        left = self.seconds_left()
-        time_left = (
-            "" if left is None or self.done == self.total else f", {duration_text(left)} left"
-        )
-        return f"{self.done} of {self.total} stages{time_left}"
+        counts, left = f"{self.done} of {self.total} stages", self.seconds_left()
+        if left is None or self.done == self.total:
+            return counts
+        return f"{counts}, {duration_text(left)} left"
 
 
 def duration_text(seconds: float) -> str:

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
 import trimtab
 from trimtab.infra.processes.fork_server import State, file_states
 from trimtab.infra.processes.launch import ENTRY, PRELOAD
+from trimtab.infra.store.manifest import hash_file
 from trimtab.models.data.records import ArtifactRef
 
 
@@ -124,17 +126,16 @@ def _closure(
 ) -> Mapping[str, _Source]:
     """The module and what it imports of the package in `folder`, once for each state of that."""
     paths = _modules(root, folder)
-    found: dict[str, _Source] = {}
+    sources: dict[str, _Source] = {}
     waiting = [module]
     while waiting:
         # Importing a.b.c runs a and a.b first.
         parts = waiting.pop().split(".")
         for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-            if name in found or name not in paths:
-                continue
-            found[name] = _source(name, paths[name])
-            waiting.extend(found[name].imports)
-    return found
+            if name in paths and name not in sources:
+                sources[name] = _source(name, paths[name])
+                waiting.extend(sources[name].imports)
+    return sources
 
 
 def _modules(root: Path, folder: Path) -> dict[str, Path]:
@@ -167,7 +168,7 @@ def _data_beside(path: Path) -> dict[str, str]:
     """sha256 of the files beside a package's __init__.py that are no modules, such as texts."""
     files = sorted(file for file in path.parent.iterdir() if file.is_file())
     return {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        file.name: hash_file(file)
         for file in files
         if file.suffix != ".py" and not file.name.startswith(".")
     }
@@ -188,11 +189,11 @@ def _parse(path: Path, module: str, mtime_ns: int, size: int) -> _Source:
 
 def _statements(tree: ast.Module) -> list[ast.AST]:
     """The module and all statements in it: a twelfth of the nodes that `ast.walk` goes through."""
-    found: list[ast.AST] = [tree]
-    for node in found:
+    statements: list[ast.AST] = [tree]
+    for node in statements:
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            found.extend(getattr(node, block, ()))
-    return found
+            statements.extend(getattr(node, block, ()))
+    return statements
 
 
 def _imports(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
@@ -201,30 +202,18 @@ def _imports(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
+            base = resolve_name("." * node.level + (node.module or ""), package)
             yield base
             # `from trimtab.models.functional import reward` may name a module or an attribute.
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    parents = parts[: len(parts) - node.level + 1]
-    return ".".join([*parents, *filter(None, [node.module])])
-
-
 def _drop_docstring(node: ast.AST) -> None:
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return
-    first = node.body[0] if node.body else None
-    if (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    ):
-        node.body = node.body[1:] or [ast.Pass()]
+    match node.body[:1]:
+        case [ast.Expr(value=ast.Constant(value=str()))]:
+            node.body = node.body[1:] or [ast.Pass()]
 
 
 @dataclass(frozen=True)

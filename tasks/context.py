@@ -90,7 +90,7 @@ def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
 
 
 def flow_run_tags() -> dict[str, str]:
-    """What leads from MLflow to the flow run under way; nothing outside of one."""
+    """Tags of an MLflow run that name the flow run under way; nothing outside of one."""
     if flow_run.id is None:
         return {}
     place = {} if EMBEDDED_VARIABLE in os.environ else {FLOW_RUN_URL: flow_run.ui_url}
@@ -101,7 +101,7 @@ def _parent_run() -> TrackedRun:
     """The MLflow run that stages nest in; a task on another host finds it by its tag."""
     key = str(flow_run.id)
     if key not in _runs:
-        _runs[key] = base_context().tracking.attach(tags={FLOW_RUN: key})
+        _runs[key] = TrackedRun(base_context().tracking, tags={FLOW_RUN: key})
     return _runs[key]
 
 
@@ -178,7 +178,7 @@ class _ProgressArtifact:
     def __init__(self, label: str, place: str) -> None:
         self.label, self.place = label, place
         self.artifact: UUID | None = None
-        self.percent, self.said = 0.0, label
+        self.percent, self.text = 0.0, label
         self.updated = 0.0
         self.done = 0
         self.logged = time.monotonic()
@@ -192,15 +192,15 @@ class _ProgressArtifact:
             advanced()
         is_done = progress.done >= progress.total
         self.percent = 100.0 * progress.done / progress.total
-        self.said = f"{self.label}: {progress.done} of {progress.total}"
+        self.text = f"{self.label}: {progress.done} of {progress.total}"
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
             return
         self.updated = now
         if now - self.logged >= SECONDS_BETWEEN_LINES and not board.is_live:
             self.logged = now
-            logger.info("%s", self.said)
-        self._show(self.said)
+            logger.info("%s", self.text)
+        self._show(self.text)
 
     def end(self, how: str, *, is_done: bool = True) -> None:
         """Say how the stage ended; nothing where it never reported, or no server listens."""
@@ -208,7 +208,7 @@ class _ProgressArtifact:
             return
         self.percent = 100.0 if is_done else self.percent
         with suppress(Exception):  # the stage is done, or has an error of its own
-            self._show(f"{self.said}, {how}")
+            self._show(f"{self.text}, {how}")
 
     def _show(self, description: str) -> None:
         if self.artifact is None:

@@ -43,7 +43,7 @@ def emit(event: str, policy: str, **payload: Any) -> None:
 def advanced() -> None:
     """Emit, at most once a minute, that the flow run under way gets on.
 
-    With its tags, by which automations tell the runs of Trimtab's deployments from others.
+    The event has the run's tags, by which automations know the runs of Trimtab's deployments.
     """
     global _advanced_at
     now = time.monotonic()

@@ -14,7 +14,7 @@ import platform
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,15 +78,15 @@ def run_stage(
     workdir = context.settings.work / f"{stage}-{key[:16]}"
     place = (workdir, share.num_threads, share.num_ranks, without)
     job = StageJob(stage, name or stage, key, values, inputs, code, *place)
-    found = context.store.find(stage, key)
-    if found is not None and not workdir.exists():
-        return _cached(context, job, found)
+    manifest = context.store.find(stage, key)
+    if manifest is not None and not workdir.exists():
+        return _cached(context, job, manifest)
     locks = context.settings.work / ".locks"
     with file_lock(locks / f"{workdir.name}.lock", wait_unless_stopped):
-        found = context.store.find(stage, key)
-        if found is not None:
+        manifest = context.store.find(stage, key)
+        if manifest is not None:
             _clean_up(context, job)
-            return _cached(context, job, found)
+            return _cached(context, job, manifest)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         count, wait = share.num_threads * share.num_ranks, wait_unless_stopped
         with (
@@ -104,7 +104,7 @@ def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageRe
 
 
 def _note(context: StageContext, job: StageJob, manifest: Manifest) -> None:
-    with tracked(context, job, found=manifest):
+    with tracked(context, job, manifest):
         pass
 
 
@@ -136,7 +136,9 @@ def _prepare(context: StageContext, job: StageJob) -> Path:
     for name, ref in job.inputs.items():
         paths[name] = str(job.workdir / "inputs" / name)
         manifest = _resolve(context, name, ref)
-        context.store.materialise(manifest, Path(paths[name]), job.without)
+        context.store.materialise(
+            manifest, Path(paths[name]), lambda file: file.partition("/")[0] not in job.without
+        )
     if restore_newest(context.store, job.key, job.workdir / "checkpoints") is None:
         (job.workdir / METRICS_NAME).unlink(missing_ok=True)
     content = {
@@ -156,9 +158,9 @@ def _prepare(context: StageContext, job: StageJob) -> Path:
 def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
     manifest = context.store.find(ref.stage, ref.key)
     if manifest is None or manifest.digest != ref.digest:
-        found = "no such artifact" if manifest is None else f"digest {manifest.digest}"
+        fault = "no such artifact" if manifest is None else f"digest {manifest.digest}"
         raise StageInputError(
-            f"input {name!r}: {ref} is not in the store {context.store.url} ({found}); run the "
+            f"input {name!r}: {ref} is not in the store {context.store.url} ({fault}); run the "
             f"stage {ref.stage!r} again, or open the store it was published to"
         )
     return manifest
@@ -196,10 +198,7 @@ def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
     for name in (METRICS_NAME, LOG_NAME):  # lineage; outside the digest
         if (job.workdir / name).is_file():
             shutil.copyfile(job.workdir / name, output / name)
-    parents = {
-        name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
-        for name, ref in job.inputs.items()
-    }
+    parents = {name: asdict(ref) for name, ref in job.inputs.items()}
     versions = {"code": job.code, "python": platform.python_version(), **library_versions()}
     return context.store.publish(
         job.stage, job.key, output, Provenance(job.config, parents, versions, seconds, summary)
@@ -218,8 +217,16 @@ def _clean_up(context: StageContext, job: StageJob) -> None:
         )
 
 
+def manifest_of(store: Store, ref: ArtifactRef) -> Manifest:
+    """The manifest of an artifact that a run has made or used; LookupError where it is gone."""
+    manifest = store.find(ref.stage, ref.key)
+    if manifest is None:
+        raise LookupError(f"artifact {ref} vanished from {store.url}")
+    return manifest
+
+
 def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) -> StageResult:
-    """What a stage returns for an artifact; by default one that was found in the store."""
+    """The result of a stage whose artifact has this manifest; by default it was in the store."""
     ref = ArtifactRef(manifest.stage, manifest.key, manifest.digest)
     return StageResult(ref, dict(manifest.summary), cached, seconds)
 
@@ -234,7 +241,7 @@ class StageOutputError(Exception):
 
 @dataclass
 class Progress:
-    """What a running stage has reported: work done of all, and the newest value of each metric."""
+    """The progress of a running stage: work done of all, and the newest value of each metric."""
 
     done: int = 0
     total: int = 0
@@ -254,7 +261,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What all stages of a run share.
+    """Settings, connections and functions that all stages of a run share.
 
     `parent` is the MLflow run that those of the stages nest in, None without one. `fence` is called
     before a stage is computed, and before it is published. `on_progress` is told what a trainer has
@@ -333,21 +340,21 @@ def read_summary(output: Path) -> dict[str, Any]:
 
 @contextmanager
 def tracked(
-    context: StageContext, job: StageJob, found: Manifest | None = None
+    context: StageContext, job: StageJob, cached: Manifest | None = None
 ) -> Iterator[TrackedRun]:
     """The stage's MLflow run, nested in the context's, with config and inputs logged.
 
-    With what is logged of the artifact, where that was `found` in the store.
+    cached: an artifact that the store has already, whose outcome is logged as well.
     """
     tags = {
         "trimtab.stage": job.stage,
         "trimtab.key": job.key,
-        "trimtab.cached": str(found is not None).lower(),
+        "trimtab.cached": str(cached is not None).lower(),
         "trimtab.seed": str(context.seed),
         "trimtab.host": os.uname().nodename,
     }
     with context.tracking.start_run(job.name, parent=context.parent, tags=tags) as run:
-        run.log(params=job.config, **(outcome_of(found) if found else {}))
+        run.log(params=job.config, **(outcome_of(cached) if cached else {}))
         place = f"{context.store.url}/artifacts"
         run.log_inputs(
             [
@@ -359,7 +366,7 @@ def tracked(
 
 
 def outcome_of(manifest: Manifest) -> dict[str, Any]:
-    """What `TrackedRun.log` takes of a finished stage."""
+    """The arguments of `TrackedRun.log` for a finished stage."""
     numbers = {k: float(v) for k, v in manifest.summary.items() if isinstance(v, int | float)}
     return {
         "metrics": {f"summary/{name}": value for name, value in numbers.items()},

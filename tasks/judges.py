@@ -1,4 +1,4 @@
-"""What the environment of a stage's trainer says of the judges that it asks.
+"""Variables of a stage's trainer about the judges that it asks.
 
 Their keys are in the environment or in Prefect's Secret blocks; a trainer has no other secrets.
 
@@ -47,32 +47,32 @@ def judge_keys(config: BaseModel) -> dict[str, str]:
 
     Raises StageInputError where there is no such block.
     """
-    access, found = access_of_run(), {}
+    access, keys = access_of_run(), {}
     for endpoint in endpoints_of(config):
         name = key_name(endpoint, access)
         if access is not None and name is not None:
             access.demand_judge(endpoint.base_url, name)
         if endpoint.key_block is not None:
-            found[endpoint.key_variable] = _value_of(endpoint.key_block)
+            keys[endpoint.key_variable] = _value_of(endpoint.key_block)
         elif name is not None and name in os.environ:
-            found[name] = os.environ[name]
-    return found
+            keys[name] = os.environ[name]
+    return keys
 
 
 def _value_of(block: str) -> str:
     try:
-        found = Secret.load(block)
+        secret = Secret.load(block)
     except ValueError:  # Prefect's: also where no block of the kind was ever saved
         raise StageInputError(
             f"key_block is {block!r}, and Prefect's server has no Secret block of that name: make "
             "one on its page Blocks"
         ) from None
-    assert isinstance(found, Secret)
-    return str(found.get())
+    assert isinstance(secret, Secret)
+    return str(secret.get())
 
 
 def judge_access_env() -> dict[str, str]:
-    """What tells a trainer where judges may be."""
+    """Variables that tell a trainer where judges may be."""
     access = access_of_run()
     if access is None:
         return {}
@@ -86,7 +86,7 @@ def ledger_of_run(
 
     Raises UnsharedLedgerError on a cluster whose hosts have no folder in common.
     """
-    limited = next((each for each in endpoints_of(config) if each.is_limited), None)
+    limited = next((judge for judge in endpoints_of(config) if judge.is_limited), None)
     if run is None or limited is None:
         return {}
     if settings.dask is not None and "TRIMTAB_ANSWERS" not in os.environ:
@@ -94,8 +94,8 @@ def ledger_of_run(
             "TRIMTAB_DASK is set, and a judge has max_cost or max_total_tokens: set "
             "TRIMTAB_ANSWERS to a folder that all hosts share, where they count what they spend"
         )
-    what = json.dumps([getattr(config, "name", None), deciding(limited)], sort_keys=True)
-    section = f"{stage}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    endpoint = json.dumps([getattr(config, "name", None), deciding(limited)], sort_keys=True)
+    section = f"{stage}-{hashlib.sha256(endpoint.encode()).hexdigest()[:16]}"
     folder = settings.answers / "ledgers" / run / section
     folder.mkdir(parents=True, exist_ok=True)
     return {RUN_LEDGER_VARIABLE: str(folder)}

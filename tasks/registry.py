@@ -1,7 +1,7 @@
 """Registered models: registering a run's policies and scorers, and loading a policy with its run.
 
 A version names the report of its run; the report's manifest names every artifact by the role it
-played. So nothing about a champion is kept anywhere but in its lineage.
+played. Only this lineage says what a champion is.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from trimtab.infra.tracking.model_folder import (
     make_model_folder,
 )
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
+from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.reporting.export import export_scorer
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, policy_name
 from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
-from trimtab.tasks.execution import StageResult, result_of
+from trimtab.tasks.execution import StageResult, manifest_of, result_of
 from trimtab.tasks.report_export import grouped
 from trimtab.tasks.stages import is_transient
+
+Parents = Mapping[str, Mapping[str, str]]  # of a report: the artifacts it was made of, by role
 
 PREFIX = "trimtab-policy-"
 POLICY_ROLE = "policy_"  # what a policy's role begins with
@@ -47,6 +50,7 @@ PAIRS, COMMAND, RUN = "trimtab.pairs", "trimtab.command", "trimtab.run"
 PROMOTED_BY = "trimtab.promoted_by"  # of a champion: always | judgement
 # A person's decision on a champion: approved or rejected.
 APPROVAL, REJECTED = "trimtab.approval", "rejected"
+BY = f"{APPROVAL}.by"
 # Scorers that are registered: role -> kind, and their name among the report's numbers.
 SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
@@ -174,7 +178,8 @@ def champion_to_replace(run: RegisteredRun) -> str | None:
     if not base_context().tracking.uri or run.champion is None:
         return None
     name, policy = model_name(run.model), run.policies[run.champion].ref
-    if any("was.champion" in each.tags for each in registry().versions_of(name, _identity(policy))):
+    versions = registry().versions_of(name, _identity(policy))
+    if any("was.champion" in version.tags for version in versions):
         return None
     standing = registry().find(name, "champion")
     return standing.number if standing else ""
@@ -193,36 +198,36 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     if not base_context().tracking.uri:
         return None
     report = base_context().store.find(run.report.ref.stage, run.report.ref.key)
-    made = dict(report.parents) if report else {}
-    said = [_register_policies(run_id, run, made)] if run.policies else []
+    parents = report.parents if report else {}
+    sentences = [_register_policies(run_id, run, parents)] if run.policies else []
     champion = registry().find(model_name(run.model), "champion") if run.policies else None
     is_champion = champion is not None and champion.tags.get(REPORT) == run.report.ref.key
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
         name = _scorer_name(model_name(run.model), kind)
         aliases = ("candidate", "champion") if is_champion else ("candidate",)
-        card = _card(run, made, kind, role, group)
-        number = _register(run_id, name, scorer.ref, aliases, _tags(run, made), card)
-        said.append(f"{name}: version {number}")
-    return "; ".join(said) or None
+        card = _card(run, parents, kind, role, group)
+        number = _register(run_id, name, scorer.ref, aliases, _tags(run, parents), card)
+        sentences.append(f"{name}: version {number}")
+    return "; ".join(sentences) or None
 
 
-def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str, Any]) -> str:
+def _register_policies(run_id: str | None, run: RegisteredRun, parents: Parents) -> str:
     last, name = max(run.policies), model_name(run.model)
     before, withheld = registry().find(name, "champion"), _rejection(name, run)
     promoted = None if withheld else run.promoted
     numbers = {}
     for number, policy in run.policies.items():
-        holders = {"candidate": last, "champion": promoted}
-        aliases = tuple(alias for alias, holder in holders.items() if holder == number)
-        roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
+        rounds = {"candidate": last, "champion": promoted}
+        aliases = tuple(alias for alias, round_ in rounds.items() if round_ == number)
+        roles = (role for role, parent in parents.items() if parent["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
         rule = {PROMOTED_BY: run.promoted_by} if number == promoted else {}
-        card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
+        card = _card(run, parents, "policy", role, role.removeprefix(POLICY_ROLE))
         if rule.get(PROMOTED_BY) == "always":
             card = replace(card, description=f"{card.description}\n\n{ONLY_BY_RULE}")
         decided = run.approval.tags if run.approval and number == run.champion else {}
-        tags = {ROUND: str(number), **_tags(run, made), **rule, **decided}
+        tags = {ROUND: str(number), **_tags(run, parents), **rule, **decided}
         if role == f"{POLICY_ROLE}{run.verdict.get('policy')}":
             tags["trimtab.verdict"] = run.verdict["answer"]
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
@@ -234,10 +239,12 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     if now is not None and now.number != (before and before.number):
         emit(PROMOTED, name, version=now.number, report=run.report.ref.key)
     standing = {"candidate": registry().find(name, "candidate"), "champion": now}
-    said = [f"{alias} version {version.number}" for alias, version in standing.items() if version]
+    holders = [
+        f"{alias} version {version.number}" for alias, version in standing.items() if version
+    ]
     if now is not None and now.tags.get(PROMOTED_BY) == "always":
-        said[-1] += " (only because rounds.promote=always)"
-    words = ", ".join([*said, *withheld])
+        holders[-1] += " (only because rounds.promote=always)"
+    words = ", ".join([*holders, *withheld])
     _link(name, numbers[last], words)
     return f"{name}: {words}"
 
@@ -251,9 +258,9 @@ def _rejection(name: str, run: RegisteredRun) -> list[str]:
         return []
     policy = _identity(run.policies[run.promoted].ref)
     return [
-        f"version {each.number} not champion, as {each.tags.get(f'{APPROVAL}.by')} rejected it"
-        for each in registry().versions_of(name, policy)
-        if each.tags.get(APPROVAL) == REJECTED
+        f"version {version.number} not champion, as {version.tags.get(BY)} rejected it"
+        for version in registry().versions_of(name, policy)
+        if version.tags.get(APPROVAL) == REJECTED
     ]
 
 
@@ -262,19 +269,21 @@ def _identity(model: ArtifactRef) -> dict[str, str]:
     return {DIGEST: model.digest, KEY: model.key}
 
 
-def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
-    """Of every version of a run: where it is from. made: what its report was made of, by role."""
-    pairs = made.get("preferences", {}).get("digest")
-    tags = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs, RUN: run.name}
-    tags["trimtab.report_url"] = run.page
+def _tags(run: RegisteredRun, parents: Parents) -> dict[str, str]:
+    """The tags of every version of a run, by which it is traced; `parents` are its report's."""
+    tags = {
+        REPORT: run.report.ref.key,
+        COMMAND: run.command,
+        PAIRS: parents.get("preferences", {}).get("digest", ""),
+        RUN: run.name,
+        "trimtab.report_url": run.page,
+    }
     return {name: value for name, value in tags.items() if value} | flow_run_tags()
 
 
-def _card(
-    run: RegisteredRun, made: Mapping[str, Any], kind: str, role: str, group: str
-) -> ModelCard:
+def _card(run: RegisteredRun, parents: Parents, kind: str, role: str, group: str) -> ModelCard:
     """A version's description, and its numbers in the report: those of its group."""
-    groups = [each.removeprefix(POLICY_ROLE) for each in made if each.startswith(POLICY_ROLE)]
+    groups = [name.removeprefix(POLICY_ROLE) for name in parents if name.startswith(POLICY_ROLE)]
     groups += [name for _, name in SCORERS.values()]
     numbers = {
         name: value
@@ -313,10 +322,10 @@ def _measured(run: RegisteredRun, kind: str, group: str, numbers: Mapping[str, f
         "agreement with the test labels": f"{group}/label_accuracy",
         "calibration error": f"{group}/label_ece_width",
     }
-    said = ", ".join(
+    text = ", ".join(
         f"{words} {100 * numbers[key]:.1f} %" for words, key in measures.items() if key in numbers
     )
-    return f"{said[:1].upper()}{said[1:]}." if said and kind != "policy" else ""
+    return f"{text[:1].upper()}{text[1:]}." if text and kind != "policy" else ""
 
 
 def _register(
@@ -331,12 +340,12 @@ def _register(
     context = base_context()
     is_in_store = context.settings.registers_in_store and card.kind == "policy"
     bring = _prepare_in_store if is_in_store else _bring
-    manifest = context.store.find(model.stage, model.key)
-    if manifest is None:
-        raise LookupError(f"model {model} vanished from {context.store.url}")
+    manifest = manifest_of(context.store, model)
     tracking, work = context.tracking, context.settings.work
     run = (
-        tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
+        TrackedRun(tracking, run_id)
+        if run_id
+        else tracking.start_run("register", tags=flow_run_tags())
     )
     try:
         with _folder_to_register(name, work) as folder:
@@ -357,8 +366,9 @@ def _register(
 
 @contextmanager
 def _folder_to_register(name: str, work: Path) -> Iterator[Path]:
-    """An empty folder for what becomes a version of a model, for one at a time: two that register
-    one model would make two versions of it. What a killed one left in it goes."""
+    """An empty folder for the files of a version. One process at a time has the folder of a model:
+    two that register one model would make two versions of it.
+    """
     folder = work / f"register-{name}"
     with file_lock(work / ".locks" / f"register-{name}.lock"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -371,16 +381,16 @@ def _folder_to_register(name: str, work: Path) -> Iterator[Path]:
 
 def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
     """A folder for MLflow, of the model of an artifact of the store; scorers as exported."""
-    others = {file.name.partition("/")[0] for file in manifest.files} - {"model"}
-    base_context().store.materialise(manifest, folder / "artifact", without=others)
-    model, made = folder / "artifact" / "model", folder / "mlflow"
+    store, artifact, target = base_context().store, folder / "artifact", folder / "mlflow"
+    store.materialise(manifest, artifact, lambda name: name.startswith("model/"))
     if kind == "policy":
-        does = POLICY
+        model_kind = POLICY
     else:
-        does = SCORER_OF_SEVERAL if len(export_scorer(model).labels) > 1 else SCORER
-    made.mkdir()
-    make_model_folder(model, made, does)
-    return made
+        num_labels = len(export_scorer(artifact / "model").labels)
+        model_kind = SCORER_OF_SEVERAL if num_labels > 1 else SCORER
+    target.mkdir()
+    make_model_folder(artifact / "model", target, model_kind)
+    return target
 
 
 def _prepare_in_store(manifest: Manifest, folder: Path, _: str) -> str:
@@ -388,13 +398,15 @@ def _prepare_in_store(manifest: Manifest, folder: Path, _: str) -> str:
 
     Scorers are other files in MLflow than in the store, and are copied.
     """
-    store, made = base_context().store, folder / "mlflow"
-    names = {file.name for file in manifest.files if not file.name.endswith(".safetensors")}
-    small = {name for name in names if name.startswith("model/")}
-    store.materialise_some(manifest, folder / "artifact", small)
-    made.mkdir()
-    describe_model(folder / "artifact" / "model", made, POLICY, ".")
-    store.put_beside(manifest, made, "model")
+    store, artifact, target = base_context().store, folder / "artifact", folder / "mlflow"
+    store.materialise(
+        manifest,
+        artifact,
+        lambda name: name.startswith("model/") and not name.endswith(".safetensors"),
+    )
+    target.mkdir()
+    describe_model(artifact / "model", target, POLICY, ".")
+    store.put_beside(manifest, target, "model")
     return f"{store.address(manifest)}/model"
 
 
@@ -406,17 +418,16 @@ def roll_back(recipe: str, to: str | None) -> list[Version]:
     now, the policy's first.
     """
     name = model_name(recipe)
-    policy = registry().earlier(name, "champion", to)
+    policy = registry().find_earlier(name, "champion", to)
     key = policy.tags.get(REPORT)
     report = base_context().store.find("report", key) if key else None
-    made = dict(report.parents) if report else {}
     scorers = []
     for role, (kind, _) in SCORERS.items():
-        if role in made:
-            identity = _identity(ArtifactRef(**made[role]))
+        if report and role in report.parents:
+            identity = _identity(ArtifactRef(**report.parents[role]))
             scorers += registry().versions_of(_scorer_name(name, kind), identity)[-1:]
     for version in (*scorers, policy):
-        registry().give(version, "champion")
+        registry().give_alias(version, "champion")
     return [policy, *scorers]
 
 
@@ -461,32 +472,28 @@ def registered(recipe: str, which: str) -> Registered | None:
             f"version {version.number} of {version.name} was made by a run whose report {key!r} is "
             f"not in the store {store.url}; open the store it was published to, or run the recipe"
         )
-    made = {}
+    artifacts = {}
     for name, parent in manifest.parents.items():
-        found = store.find(parent["stage"], parent["key"])
-        if found is None or found.digest != parent["digest"]:
+        artifact = store.find(parent["stage"], parent["key"])
+        if artifact is None or artifact.digest != parent["digest"]:
             raise LineageError(
                 f"version {version.number} of {version.name}: its {name} ({parent['stage']} "
                 f"{parent['key'][:16]}) is not in the store {store.url} any more; run the recipe"
             )
-        made[name] = found
-    policies = (
-        {KEY: each.key, DIGEST: each.digest}.items()
-        for role, each in made.items()
+        artifacts[name] = artifact
+    is_policy_of_run = any(
+        {KEY: artifact.key, DIGEST: artifact.digest}.items() <= version.tags.items()
+        for role, artifact in artifacts.items()
         if role.startswith(POLICY_ROLE)
     )
     number = version.tags.get(ROUND, "")
-    if not number.isdecimal() or not any(each <= version.tags.items() for each in policies):
+    if not number.isdecimal() or not is_policy_of_run:
         raise LineageError(
             f"version {version.number} of {version.name} says that it is policy "
             f"{version.tags.get(KEY, '')[:16]!r} of round {number!r}, and its run, of report "
             f"{key[:16]}, has no such policy: nothing continues from it. Give the alias to a "
             f"version of a run: `trimtab rollback {version.name} NUMBER`"
         )
-    in_order = sorted(made, key=lambda name: made[name].created)
-    return Registered(
-        version,
-        int(number),
-        manifest.config["config"],
-        {name: result_of(made[name]) for name in in_order},
-    )
+    in_order = sorted(artifacts, key=lambda name: artifacts[name].created)
+    results = {name: result_of(artifacts[name]) for name in in_order}
+    return Registered(version, int(number), manifest.config["config"], results)

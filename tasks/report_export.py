@@ -21,21 +21,18 @@ from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.kit.html import stamp
 from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
-from trimtab.tasks.execution import StageResult
+from trimtab.tasks.execution import StageResult, manifest_of
 
 REQUESTS_AT_ONCE = 8
 LINE = 100  # characters of a line in the terminal
 
 
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
-    """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
+    """The origin of each artifact, by its manifest; stable, so that a rerun finds its report."""
     store = base_context().store
 
     def entry(role: str) -> LineageEntry:
-        ref = results[role].ref
-        manifest = store.find(ref.stage, ref.key)
-        if manifest is None:
-            raise LookupError(f"artifact {ref} vanished from {store.url} during the run")
+        manifest = manifest_of(store, results[role].ref)
         return LineageEntry(
             role=role,
             stage=manifest.stage,
@@ -75,7 +72,7 @@ def export_report(
             pages["quarantine"] = folder / "quarantine.jsonl"
         _stamp(pages, tracked, run)
         card = _read_card(folder / "scorecard.json")
-        told, warnings = _account_of(card), card.get("warnings", [])
+        account, warnings = _account_of(card), card.get("warnings", [])
         tracked.log_artifacts(folder)
     _track(tracked, name, card, result.summary)
     cached = sum(done.cached for done in results.values())
@@ -86,18 +83,17 @@ def export_report(
         link = f"[in MLflow]({links[page]}), on the worker " if page in links else ""
         lines.append(f"{page.capitalize()}: {link}`{path}`\n")
     lines += [f"**Warning:** {warning}\n" for warning in warnings]
-    lines += [f"MLflow run: {tracked.link}. {counted}.", *(f"\n{line}" for line in told)]
+    lines += [f"MLflow run: {tracked.link}. {counted}.", *(f"\n{line}" for line in account)]
     lines += ["", "| measure | value |", "|---|---|"]
     lines += [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     create_markdown_artifact(
         key="trimtab-report", description="Summary and numbers", markdown="\n".join(lines)
     )
     print(_answer(card) or _all_of(result.summary), end="\n\n")
-    for line in (counted, *told, *(f"warning: {warning}" for warning in warnings)):
+    for line in (counted, *account, *(f"warning: {warning}" for warning in warnings)):
         print(line)
-    places = {**pages, "scorecard": folder / "scorecard.json"}
-    for what, place in places.items():
-        print(f"{what}: {place}")
+    for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
+        print(f"{page}: {path}")
     shown = {page: str(path) for page, path in pages.items()}
     shown |= {f"{page}_link": address for page, address in links.items()}
     return shown | json.loads(json.dumps(result.summary))
@@ -126,13 +122,13 @@ def export_audit(
 
 def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any]) -> None:
     """Say on the pages how they were made, and lead to each other and to the run's own pages."""
-    if made := run.get("made"):
+    if origin := run.get("made"):
         runs = {"Prefect flow run": flow_run_tags().get(FLOW_RUN_URL), "MLflow run": tracked.page()}
         known = {words: address for words, address in runs.items() if address}
         for page, path in pages.items():
             if path.suffix == ".html":
-                others = {words: each.name for words, each in pages.items() if words != page}
-                stamp(path, made, others | known)
+                others = {words: other.name for words, other in pages.items() if words != page}
+                stamp(path, origin, others | known)
 
 
 def _link(tracked: TrackedRun, name: str, pages: Mapping[str, Path]) -> dict[str, str]:
@@ -163,13 +159,13 @@ def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, floa
     groups: of policies and scorers, with whose name a number's begins.
     """
     longest_first = sorted(groups, key=len, reverse=True)
-    found = {}
+    numbers = {}
     for key, value in summary.items():
         if isinstance(value, int | float):
-            group = next((each for each in longest_first if key.startswith(f"{each}_")), None)
+            group = next((group for group in longest_first if key.startswith(f"{group}_")), None)
             name = key.removeprefix(f"{group}_") if group else key
-            found[f"{group or 'run'}/{name}"] = float(value)
-    return found
+            numbers[f"{group or 'run'}/{name}"] = float(value)
+    return numbers
 
 
 def _track(
@@ -190,11 +186,8 @@ def _track(
 
 def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[str]) -> None:
     """Replace files and folders of an artifact in `folder`: a page that is open can be reloaded."""
-    manifest = store.find(result.ref.stage, result.ref.key)
-    if manifest is None:
-        raise LookupError(f"the {result.ref.stage} {result.ref} vanished from {store.url}")
     scratch = folder.with_name(f".{folder.name}")
-    store.materialise(manifest, scratch)
+    store.materialise(manifest_of(store, result.ref), scratch)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (folder / name).is_dir():
@@ -212,7 +205,7 @@ def _read_card(scorecard: Path) -> dict[str, Any]:
 
 
 def _account_of(card: Mapping[str, Any]) -> list[str]:
-    """What a run's scorecard says of the rows that were read; nothing of another page."""
+    """The account of the rows that a run has read, by its scorecard; empty for other pages."""
     rows = card.get("data", {}).get("rows")
     account = RowAccount.from_json(rows) if rows else None
     return [account.sentence(), *account.details()] if account else []
@@ -247,7 +240,7 @@ def next_steps(exported: Mapping[str, Any], name: str, roles: Collection[str]) -
         model = "policy" if verdict.get("policy") else "reward_model"
         steps.append((f"trimtab export {run} {model} --to DIR", "copy the model out"))
     width = max(len(command) for command, _ in steps)
-    lines = [f"  {command:<{width}}  # {what}" for command, what in steps]
+    lines = [f"  {command:<{width}}  # {purpose}" for command, purpose in steps]
     return "\n".join(["Next:", *lines]) if verdict else ""
 
 

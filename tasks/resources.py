@@ -76,7 +76,7 @@ ONE_THREAD = Share()
 def share_of(
     settings: Settings, config: BaseModel, resources: Resources, *, takes_gpu: bool
 ) -> Share:
-    """What a stage gets on the machine that `settings` describe."""
+    """The share of a stage of the machine that `settings` describe."""
     trainer = trainer_of(config)
     shared = trainer or config
     # A stage on a CPU may have the configuration of one that samples.
@@ -137,10 +137,9 @@ def gpu_slots(count: int) -> Iterator[None]:
 
     A command's own server has none: the host's locks (trimtab.infra.processes.gpus) do.
 
-    It waits in short turns, so that a flow that is stopped meanwhile gets a word in, and through an
-    outage of the server or its database. A renewal that
-    fails in an outage does not stop training: the host's own slots still hold. Raises SlotsError
-    for more slots than there are.
+    It waits in short turns, so that a flow can be stopped meanwhile, and through an outage of the
+    server or its database. A renewal that fails in an outage does not stop training: the host's own
+    slots still hold. Raises SlotsError for more slots than there are.
     """
     with ExitStack() as held:
         while count and EMBEDDED_VARIABLE not in os.environ:
@@ -156,16 +155,15 @@ def gpu_slots(count: int) -> Iterator[None]:
                 )
                 break
             except TimeoutError:
-                wait_unless_stopped()
+                pass
             except ConcurrencySlotAcquisitionError as error:
-                if _is_outage(error.__cause__):
-                    wait_unless_stopped()
-                    continue
-                if TOO_MANY not in str(error.__cause__):
+                if TOO_MANY in str(error.__cause__):
+                    raise SlotsError(
+                        f"the stage's ranks (num_ranks) take {count} GPU slots, and there are "
+                        "fewer: lower their number, or make more slots with "
+                        f"`trimtab deploy --gpus {count}`"
+                    ) from None
+                if not _is_outage(error.__cause__):
                     raise
-                raise SlotsError(
-                    f"the stage's ranks (num_ranks) take {count} GPU slots, and there are "
-                    "fewer: lower their number, or make more slots with "
-                    f"`trimtab deploy --gpus {count}`"
-                ) from None
+            wait_unless_stopped()
         yield

@@ -40,7 +40,7 @@ def cancel_tasks(task_runs: Sequence[UUID]) -> None:
     left = list(task_runs)
     with get_client(sync_client=True) as client:
         while left and time.monotonic() < deadline:
-            left = [each for each in left if not _is_cancelled(client, each)]
+            left = [task for task in left if not _is_cancelled(client, task)]
             time.sleep(0.5 if left else 0.0)
     if left:
         logger.warning("%d tasks of this run stay as Pending on Prefect's pages", len(left))
@@ -63,9 +63,9 @@ def _end_task_runs() -> None:
                 {"state": {"type": {"any_": ["RUNNING", "PENDING", "SCHEDULED"]}}}
             ),
         )
-        for each in left:
+        for task in left:
             client.set_task_run_state(
-                each.id, Crashed(message="Its flow run died and was started again"), force=True
+                task.id, Crashed(message="Its flow run died and was started again"), force=True
             )
 
 
@@ -83,9 +83,9 @@ def close_leftovers(tracked: TrackedRun) -> None:
 def _end_mlflow_runs(tracking: Tracking) -> None:
     for run in tracking.running({FLOW_RUN: str(flow_run.id)}):
         _end_children(tracking, run)
-        tracking.attach(run).end("KILLED")
+        TrackedRun(tracking, run).end("KILLED")
 
 
 def _end_children(tracking: Tracking, run: str) -> None:
     for child in tracking.running({"mlflow.parentRunId": run}):
-        tracking.attach(child).end("KILLED")
+        TrackedRun(tracking, child).end("KILLED")

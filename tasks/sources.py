@@ -23,6 +23,7 @@ from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
 from trimtab.tasks.access import access_of_run
 from trimtab.tasks.context import base_context
+from trimtab.tasks.execution import manifest_of
 
 _IS_REVIEW = "is_review"  # in the provenance of a file
 REVIEW_NAME = "review.jsonl"  # of verdicts that came as text: as the audit page's download
@@ -34,8 +35,8 @@ _WORD = re.compile(r"\S")
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
     """Publish a source's bytes as an artifact of stage `raw`, once.
 
-    Nothing is published but what the run may read (`trimtab.tasks.access`): of data, files of its
-    kinds; of others what passes `check`, which takes the folder. Raises
+    Only what the run may read (`trimtab.tasks.access`) is published: files of data of known kinds,
+    or with `check`, which takes the folder, other files that pass it. Raises
     trimtab.infra.store.fetch.FetchError where nothing of the kind is there,
     trimtab.infra.access.AccessError, and what `check` raises.
     """
@@ -78,7 +79,7 @@ def _publish(path: Path, key: str, config: Mapping[str, Any]) -> ArtifactRef:
 def import_review(source: str) -> ArtifactRef:
     """A review's file as an artifact, also one that the store has already (`raw:`).
 
-    Of those a worker's run may read what `publish_review` has published. Raises what
+    A worker's run may read only those that `publish_review` has published. Raises what
     `import_source` raises; FetchError where the store does not have it.
     """
     if not is_stored(source):
@@ -114,31 +115,30 @@ def keep_review(text: str, file: str, pairs: ArtifactRef) -> str | None:
     if not text and not file:
         return None
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
-        given = Path(scratch) / "given"
-        given.mkdir()
+        folder = Path(scratch) / "review"
+        folder.mkdir()
         if text:
-            (given / REVIEW_NAME).write_text(one_a_line(text), "utf-8")
+            (folder / REVIEW_NAME).write_text(put_one_object_a_line(text), "utf-8")
         else:
-            _materialise(import_review(file), given)
-        (path,) = given.iterdir()
+            _materialise(import_review(file), folder)
+        (path,) = folder.iterdir()
         read_review(Source(str(path), name=path.name), _ids(pairs, Path(scratch) / "pairs"))
-        kept = publish_review(path)
-    return f"raw:{kept.key}/{path.name}"
+        return f"raw:{publish_review(path).key}/{path.name}"
 
 
-def one_a_line(text: str) -> str:
+def put_one_object_a_line(text: str) -> str:
     """JSON objects a line each, as a form's field of one line loses the ends of lines.
 
     Text that is not only JSON stays as it is, for the reader to say what is wrong.
     """
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder, lines, at = json.JSONDecoder(), [], 0
     while word := _WORD.search(text, at):
         try:
             _, at = decoder.raw_decode(text, word.start())
         except (ValueError, RecursionError):
             return text
-        found.append(_LINE_END.sub(" ", text[word.start() : at]) + "\n")
-    return "".join(found)
+        lines.append(_LINE_END.sub(" ", text[word.start() : at]) + "\n")
+    return "".join(lines)
 
 
 def _ids(pairs: ArtifactRef, folder: Path) -> set[str]:
@@ -153,10 +153,7 @@ def _ids(pairs: ArtifactRef, folder: Path) -> set[str]:
 
 def _materialise(ref: ArtifactRef, folder: Path) -> None:
     store = base_context().store
-    manifest = store.find(ref.stage, ref.key)
-    if manifest is None:
-        raise LookupError(f"artifact {ref} vanished from {store.url}")
-    store.materialise(manifest, folder)
+    store.materialise(manifest_of(store, ref), folder)
 
 
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:

@@ -64,7 +64,7 @@ OnResult = Callable[[Any, StageResult, str], None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What happens in a stage's task beside running the stage.
+    """Further work of a stage's task.
 
     files: brings files that a configuration names into the store, as inputs by name.
     on_result: is called with the configuration, the result and the label.
@@ -126,20 +126,20 @@ def asset_task(
 
 def _signature(spec: StageSpec) -> inspect.Signature:
     """`(config, *, <inputs>, label, resources, ledger)`, as Prefect shows and checks it."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
+    empty = inspect.Parameter.empty
+
+    def keyword(name: str, default: Any, annotation: Any = empty) -> inspect.Parameter:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
-        inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=spec.config)
+        inspect.Parameter("config", positional, annotation=spec.config),
+        *(keyword(name, empty if name in spec.needed else None) for name in spec.inputs),
+        keyword("label", spec.label or spec.name, str),
+        keyword("resources", ONE_CORE, Resources),
+        keyword("ledger", None, str | None),
     ]
-    for name in spec.inputs:
-        default = inspect.Parameter.empty if name in spec.needed else None
-        parameters.append(inspect.Parameter(name, keyword, default=default))
-    parameters.append(
-        inspect.Parameter("label", keyword, default=spec.label or spec.name, annotation=str)
-    )
-    parameters.append(
-        inspect.Parameter("resources", keyword, default=ONE_CORE, annotation=Resources)
-    )
-    parameters.append(inspect.Parameter("ledger", keyword, default=None, annotation=str | None))
     return inspect.Signature(parameters, return_annotation=StageResult)
 
 
@@ -178,12 +178,8 @@ def _review(config: Any) -> dict[str, ArtifactRef]:
     return {} if config.review is None else {"review": import_review(config.review)}
 
 
-def _votes(config: Any) -> dict[str, ArtifactRef]:
-    return {"votes": import_source(config.source)}
-
-
 def _content_of_model(config: ExternalRewardModelConfig) -> dict[str, ArtifactRef]:
-    """What a folder of a model holds, so that a changed one is asked anew; it is not copied."""
+    """The digest of a model's folder, so that a changed model is asked anew; it is not copied."""
     require_access(config)
     folder = Path(config.model).expanduser()
     return {"content": publish_digest(folder)} if folder.is_dir() else {}
@@ -193,16 +189,12 @@ def _judge_constitution(config: Any) -> dict[str, ArtifactRef]:
     return import_constitution(config.judge.constitution)
 
 
-def _constitution(config: Any) -> dict[str, ArtifactRef]:
-    return import_constitution(config.constitution)
-
-
 HOOKS: Final[Mapping[str, Hooks]] = {
     "preferences": Hooks(files=_preference_files, on_result=_log_account),
-    "external_votes": Hooks(files=_votes),
+    "external_votes": Hooks(files=lambda config: {"votes": import_source(config.source)}),
     "external_reward_model": Hooks(files=_content_of_model),
     "relabel": Hooks(files=_review),
-    "revise": Hooks(files=_constitution),
+    "revise": Hooks(files=lambda config: import_constitution(config.constitution)),
     "judge_preferences": Hooks(files=_judge_constitution),
     "judge_answers": Hooks(files=_judge_constitution),
     "ppo_max": Hooks(on_result=_emit_collapse),

@@ -105,7 +105,9 @@ def _write(
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
         artifact = Path(scratch) / "artifact"
-        store.materialise(_manifest(store, entry), artifact, without=("critic",))
+        store.materialise(
+            _manifest(store, entry), artifact, lambda name: not name.startswith("critic/")
+        )
         if exported.kind == "pairs":
             target.mkdir(parents=True)
             preferences = Path(scratch) / "preferences"

@@ -27,10 +27,10 @@ from trimtab.infra.asgi import (
     Message,
     Receive,
     Send,
-    login_of,
-    received,
+    read_login,
+    read_request,
     refuse,
-    replayed,
+    replay_request,
 )
 
 # Kinds of tags that a run gives itself: `verdict:better`.
@@ -55,7 +55,7 @@ def create_app() -> App:
 
     check_schemas_once()
     secret = get_current_settings().server.api.auth_string
-    return checked(create_prefect(), None if secret is None else secret.get_secret_value())
+    return add_checks(create_prefect(), None if secret is None else secret.get_secret_value())
 
 
 def check_schemas_once() -> None:
@@ -75,29 +75,29 @@ def check_schemas_once() -> None:
     validator.check_schema = lambda schema, **_: check_text(json.dumps(schema))
 
 
-def checked(app: App, login: str | None = None) -> App:
+def add_checks(app: App, login: str | None = None) -> App:
     """An ASGI application that answers as Prefect's does, but refuses such bodies.
 
-    login: `name:password`. Of whoever has another no body is read.
+    login: `name:password`. The body of a request with another login is not read.
     """
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await app(scope, receive, send)
             return
-        if login and not compare_digest(login.encode(), (login_of(scope) or "").encode()):
+        if login and not compare_digest(login.encode(), (read_login(scope) or "").encode()):
             await _refuse(send, 401, "Log in with PREFECT_API_AUTH_STRING.")
             return
         creates = scope["method"] == "POST" and CREATES.fullmatch(scope["path"])
         limit = MAX_CREATED if creates else MAX_BODY
-        request = await received(receive, limit)
+        request = await read_request(receive, limit)
         if request is None:
             large = f"the body is larger than {limit} bytes, or took more than {BODY_SECONDS:.0f} s"
             await _refuse(send, 413, large)
-        elif creates and (fault := fault_of(request.get("body", b""))):
+        elif creates and (fault := find_fault(request.get("body", b""))):
             await _refuse(send, 422, fault)
         else:
-            await app(scope, replayed(request, receive), send)
+            await app(scope, replay_request(request, receive), send)
 
     return answer
 
@@ -108,20 +108,20 @@ async def _refuse(send: Send, status: int, fault: str) -> None:
     await refuse(send, status, text, {"Content-Type": "application/json"})
 
 
-def fault_of(body: bytes) -> str | None:
-    """What is wrong with a body that makes one run or several, in words; None: nothing seen here.
+def find_fault(body: bytes) -> str | None:
+    """The first fault of a body that makes one run or several, in words; None without one.
 
     Prefect then checks the rest.
     """
     try:
-        given = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"the body is no JSON: {error}"
-    for text in _texts(given):
+    for text in _texts(value):
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             return f"found {text[:40]!r}; a text may hold neither NUL nor half a surrogate pair"
-    runs = given if isinstance(given, list) else [given]
-    return next((f for run in runs if isinstance(run, dict) for f in _faults(run)), None)
+    runs = value if isinstance(value, list) else [value]
+    return next((fault for run in runs if isinstance(run, dict) for fault in _faults(run)), None)
 
 
 def _refuse_constant(name: str) -> None:
@@ -129,9 +129,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"found {name}")
 
 
-def _texts(given: Any) -> Iterator[str]:
+def _texts(content: Any) -> Iterator[str]:
     """All texts of a JSON value."""
-    waiting = [given]
+    waiting = [content]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):

@@ -29,13 +29,9 @@ from prefect.types import _datetime
 _started = _datetime.now("UTC")
 
 
-def check_parameters_always() -> None:
-    """Have this process follow the deployment's setting, which a run's body cannot override."""
-    body: Any = DeploymentFlowRunCreate
-    body.enforce_parameter_schema = property(lambda _: None)  # "as the deployment says"
-
-
-check_parameters_always()
+# This process follows the deployment's setting, which a run's body cannot override.
+_body: Any = DeploymentFlowRunCreate
+_body.enforce_parameter_schema = property(lambda _: None)  # "as the deployment says"
 
 
 class CausalOrdering(memory.CausalOrdering):

@@ -68,10 +68,11 @@ def _is_ours(flow_run: UUID) -> bool:
     """Whether the last Pending of a flow run is this process's, which claims its first one."""
     global _claimed
     with get_client(sync_client=True) as client:
-        taken = [each for each in client.read_flow_run_states(flow_run) if each.name == "Pending"]
-        if not taken:
+        states = client.read_flow_run_states(flow_run)
+        pending = [state for state in states if state.name == "Pending"]
+        if not pending:
             return True
-        last = max(taken, key=lambda each: each.timestamp).id
+        last = max(pending, key=lambda state: state.timestamp).id
         if _claimed is None and _is_claimed(client, flow_run, f"start-{last}"):
             _claimed = last
         return _claimed == last

@@ -148,8 +148,8 @@ def server_time(headers: Mapping[str, str]) -> datetime:
 
     A busy server's is seconds late, which lets a run be for as long.
     """
-    given = headers.get("date")
-    return parsedate_to_datetime(given) if given else datetime.now(UTC)
+    date = headers.get("date")
+    return parsedate_to_datetime(date) if date else datetime.now(UTC)
 
 
 class Reconciler:
@@ -175,15 +175,14 @@ class Reconciler:
         self._end_tasks()
 
     def _runs(self, condition: dict[str, Any]) -> list[FlowRun]:
-        found: list[FlowRun] = []
-        while len(found) % _PAGE == 0:
+        runs: list[FlowRun] = []
+        while True:
             page = self.client.read_flow_runs(
-                flow_run_filter=_our_runs(condition), limit=_PAGE, offset=len(found)
+                flow_run_filter=_our_runs(condition), limit=_PAGE, offset=len(runs)
             )
-            found += page
-            if not page:
-                break
-        return found
+            runs += page
+            if len(page) < _PAGE:
+                return runs
 
     def _follow_rules(self, run: FlowRun) -> None:
         seen = self.see(run)
@@ -195,7 +194,7 @@ class Reconciler:
         logger.info("%s was %s, is %s: %s", run.name, seen.state, to.name, to.message)
 
     def see(self, run: FlowRun) -> Seen:
-        """What the rules ask of a run in one of their states."""
+        """A run as the rules take it, which is in one of their states."""
         state = run.state
         assert state is not None
         pool = run.work_pool_name
@@ -213,19 +212,19 @@ class Reconciler:
             return replace(seen, is_abandoned=worker not in self.workers(pool))
         if state.is_crashed() and seen.seconds > SETTLED:
             states = self.client.read_flow_run_states(run.id)
-            states.sort(key=lambda each: each.timestamp)
-            starts = [at for at, each in enumerate(states) if each.is_pending()]
+            states.sort(key=lambda state: state.timestamp)
+            starts = [at for at, state in enumerate(states) if state.is_pending()]
             last = states[starts[-1] if starts else 0 :]
             return replace(
                 seen,
                 crashes=crashes_in_a_row(states),
-                was_being_cancelled=any(each.is_cancelling() for each in last),
+                was_being_cancelled=any(state.is_cancelling() for state in last),
             )
         return seen
 
     def _silent(self, run: FlowRun, seen: Seen) -> float:
         """Seconds since its last heartbeat, or since it runs; 0 for a pod that never had one."""
-        found = self.client.request(
+        events = self.client.request(
             "POST",
             "/events/filter",
             json={
@@ -237,21 +236,20 @@ class Reconciler:
                 "limit": 1,
             },
         ).json()["events"]
-        if not found:
+        if not events:
             return seen.seconds if seen.is_of_processes else 0.0
-        heard = datetime.fromisoformat(found[0]["received"])
+        heard = datetime.fromisoformat(events[0]["received"])
         return min(seen.seconds, (self.now - heard).total_seconds())
 
     def _workers(self, pool: str) -> set[str]:
         """The names of a pool's workers that are alive."""
         online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
-        found = self.client.read_workers_for_work_pool(pool, online)
-        return {each.name for each in found}
+        return {worker.name for worker in self.client.read_workers_for_work_pool(pool, online)}
 
     def _end_tasks(self) -> None:
-        """Nothing is left as running of a run that has failed or was cancelled.
+        """End the tasks that still run of a run that has failed or was cancelled.
 
-        Its own process ends what it can; one that was killed could not.
+        Its process ends what it can; one that was killed could not.
         """
         ended = {"before_": self.now - timedelta(seconds=60), "after_": self.now - HORIZON}
         left = self.client.read_task_runs(
@@ -277,7 +275,7 @@ def _has_type(*types: str) -> dict[str, Any]:
 
 
 def crashes_in_a_row(states: Sequence[State[Any]]) -> int:
-    """Of a run's states, the first one first: crashes since it ended otherwise or ran for long."""
+    """The number of crashes since a run ended otherwise or ran for long; states in their order."""
     crashes, next_ = 0, states[-1]
     for state in reversed(states):
         ran = state.is_running() and (next_.timestamp - state.timestamp).total_seconds()

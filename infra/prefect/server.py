@@ -7,7 +7,8 @@ end of a pipe, which a kill -9 closes too; then it still takes in what it was se
 
 SQLite refuses at once to let a transaction write that began by reading while another has written
 since. Prefect then answers 503, and its client tries again in two seconds: at every other stage of
-a run that was two seconds for nothing. So the server tries such a request again itself.
+a run that was two seconds for nothing. So this server's transactions begin as writes, one after
+another.
 
 Imports no Prefect in the process that calls `local_prefect_server`.
 """
@@ -27,9 +28,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from trimtab.infra.asgi import App, Message, Receive, Send, received, replayed
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.processes.environment import child_env
 from trimtab.infra.processes.locks import file_lock
@@ -46,9 +46,6 @@ NO_BLOCK_REGISTRATION = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-
-_BUSY = 503
-RETRY_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
 
 
 class PrefectServerError(RuntimeError):
@@ -102,51 +99,25 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
     )
 
 
-def retry_when_busy(app: App) -> App:
-    """An ASGI application that answers as `app` does, but not at once that it is busy."""
+def begin_transactions_as_writes() -> None:
+    """Have every transaction of Prefect with SQLite wait at its begin, and not fail in the middle.
 
-    async def answer(scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        request = await received(receive)
-        assert request is not None  # without a limit
-        for pause in RETRY_PAUSES:
-            if await _is_answered(app, scope, request, receive, send):
-                return
-            await asyncio.sleep(pause)
-        await app(dict(scope), replayed(request, receive), send)
+    SQLite lets it wait for up to a minute, after which Prefect answers 503.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
 
-    return answer
-
-
-async def _is_answered(
-    app: App, scope: Message, request: Message, receive: Receive, send: Send
-) -> bool:
-    """Pass the request on, and back what comes, unless it is that the application is busy."""
-    is_busy = False
-
-    async def send_unless_busy(message: Message) -> None:
-        nonlocal is_busy
-        is_busy = is_busy or message.get("status") == _BUSY
-        if not is_busy:
-            await send(message)
-
-    try:
-        await app(dict(scope), replayed(request, receive), send_unless_busy)
-    except Exception:  # frameworks raise once more what they have answered with
-        if not is_busy:
-            raise
-    return not is_busy
+    begin: Any = AioSqliteConfiguration.begin_transaction
+    database: Any = AioSqliteConfiguration
+    database.begin_transaction = lambda self, session, **_: begin(self, session, True)
 
 
 class _Briefly(logging.Filter):
-    """Of what SQLite refuses, such as to write to a full disk, a line once, for all that it meets.
+    """Logs an error of SQLite's, such as that of a full disk, once, as one line.
 
-    Every request and every service of the server, several times a second, would say a hundred.
+    Every request and every service of the server, several times a second, would log a hundred.
     """
 
-    said: ClassVar[set[str]] = set()
+    logged: ClassVar[set[str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -154,8 +125,8 @@ class _Briefly(logging.Filter):
             error = error.__cause__ or error.__context__
         if error is None:
             return True
-        is_news = str(error) not in self.said
-        self.said.add(str(error))
+        is_news = str(error) not in self.logged
+        self.logged.add(str(error))
         record.msg, record.args = "%s; not said again", (f"Prefect's database: {error}",)
         record.exc_info = record.exc_text = None
         return is_news
@@ -169,12 +140,13 @@ def serve(descriptor: int) -> None:
         from prefect.server.database import provide_database_interface
         from prefect.settings import PREFECT_HOME
 
+        begin_transactions_as_writes()
         # Several commands may share a home: their servers make the tables one at a time.
         with file_lock(PREFECT_HOME.value() / ".tables.lock"):
             asyncio.run(provide_database_interface().create_db())
         # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
         # application is made in this process.
-        app = retry_when_busy(create_app(ephemeral=True, final=True))
+        app = create_app(ephemeral=True, final=True)
     server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
     loggers = [logging.getLogger(name) for name in (None, *logging.root.manager.loggerDict)]
     for handler in {handler for logger in loggers for handler in logger.handlers}:

@@ -38,9 +38,9 @@ def drop_secrets(env: Mapping[str, str], but: Collection[str] = ()) -> dict[str,
 
 
 def trainer_env(env: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment trainers get: no secrets, and nothing about a flow run's servers."""
-    kept = {name: value for name, value in env.items() if not name.startswith(_SERVICES)}
-    return drop_secrets(kept, HUB_TOKENS)
+    """An environment as trainers get it: without secrets and without a flow run's servers."""
+    others = {name: value for name, value in env.items() if not name.startswith(_SERVICES)}
+    return drop_secrets(others, HUB_TOKENS)
 
 
 def child_env(extra: Mapping[str, str]) -> dict[str, str]:

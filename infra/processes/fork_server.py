@@ -49,9 +49,9 @@ State = tuple[int, int]
 def file_states(folder: Path) -> dict[str, State]:
     """Each file below a folder, by its path, but for compiled modules; a millisecond for 400.
 
-    What an editor leaves there for a moment, or as a link to nowhere, is left out.
+    Files that are gone by then, and links to nowhere, are left out.
     """
-    found = {}
+    states = {}
     folders = [str(folder)]
     for place in folders:
         for entry in os.scandir(place):
@@ -60,8 +60,8 @@ def file_states(folder: Path) -> dict[str, State]:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
-                found[entry.path] = (status.st_ctime_ns, status.st_size)
-    return found
+                states[entry.path] = (status.st_ctime_ns, status.st_size)
+    return states
 
 
 class Server:
@@ -127,17 +127,17 @@ class Server:
         for pid in list(self._children):
             # Look first, reap last: while the zombie holds its id no other process can take it, so
             # what the child left behind in its group can be killed safely.
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if status is None:
                 continue
             _kill_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            exited = found.si_code == os.CLD_EXITED
+            exited = status.si_code == os.CLD_EXITED
             self._emit(
                 event="exited",
                 id=self._children.pop(pid),
-                code=found.si_status if exited else None,
-                signal=None if exited else found.si_status,
+                code=status.si_status if exited else None,
+                signal=None if exited else status.si_status,
             )
 
     def _emit(self, **event: Any) -> None:

@@ -23,8 +23,8 @@ class TooFewGPUsError(ValueError):
 def gpus_of_host(env: Mapping[str, str], devices: Path = DEVICES) -> tuple[str, ...]:
     """Names of the GPUs that trainers started here may use.
 
-    Those in CUDA_VISIBLE_DEVICES where it is set (empty: none), else all whose device file the
-    NVIDIA driver, or a container's runtime, has put there, by number.
+    CUDA_VISIBLE_DEVICES names them where it is set (empty: none). Otherwise they are all GPUs with
+    a device file, which the NVIDIA driver or a container's runtime makes, by number.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -39,20 +39,20 @@ def unused_gpus(
 ) -> str | None:
     """A line about GPUs that torch can compute on and `gpus_of_host` does not name; None: none.
 
-    Those of WSL2 and of AMD's driver have no device file each, so that they cannot be counted.
+    GPUs of WSL2 and of AMD's driver have no device file each, so that they cannot be counted.
     `build` is the installed torch's, such as "cpu" or "rocm7.1"; PyPI's, for CUDA, is "".
     """
     if "CUDA_VISIBLE_DEVICES" in env or gpus_of_host(env, devices):
         return None
     build = version("torch").partition("+")[2] if build is None else build
     if build != "cpu" and (devices / "dxg").exists() and (wsl / "libcuda.so.1").exists():
-        what = "WSL2"
+        kind = "WSL2"
     elif build.startswith("rocm") and (devices / "kfd").exists():
-        what = "ROCm"
+        kind = "ROCm"
     else:
         return None
     return (
-        f"this host has a GPU ({what}) that trainers do not use: they cannot see how many there "
+        f"this host has a GPU ({kind}) that trainers do not use: they cannot see how many there "
         "are. CUDA_VISIBLE_DEVICES=0 lets them use the first; empty, it means the CPU"
     )
 
@@ -69,7 +69,7 @@ def memory_of(gpus: Sequence[str]) -> int | None:
 
 
 def name_of(gpus: Sequence[str]) -> str | None:
-    """What these GPUs are called, as the driver's `nvidia-smi` says; None if not all the same."""
+    """The name of these GPUs, as the driver's `nvidia-smi` says; None if not all the same."""
     try:
         names = set(_driver_says("name", gpus))
     except (OSError, subprocess.SubprocessError):

@@ -1,9 +1,9 @@
 """Run a trainer as a child process, so that a crash of it cannot end the orchestrator.
 
 The fork server (trimtab.infra.processes.fork_server), one for this process, has torch loaded and
-forks it. The trainer leads its own process group, in which
-it may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports its
-progress through `<workdir>/metrics.jsonl`, which the caller reads (`LineTail`).
+forks it. The trainer leads its own process group, in which it may fork ranks, dies with the
+orchestrator, logs to `<workdir>/trainer.log` and reports its progress through
+`<workdir>/metrics.jsonl`, which the caller reads (`LineTail`).
 """
 
 from __future__ import annotations
@@ -83,10 +83,7 @@ def launch(
     child = {**trainer_env(child_env(_thread_env(num_threads))), **(env or {})}
     with stop_trainers_on_sigterm():
         _stop_if_asked()
-        try:
-            job = running_fork_server(preload).run(entry, job_path.resolve(), log, child)
-        except ServerGoneError as error:
-            raise TrainerKilledError(str(error)) from error
+        job = running_fork_server(preload).run(entry, job_path.resolve(), log, child)
         try:
             _wait(job, on_report, drain_seconds)
         finally:
@@ -119,14 +116,11 @@ def stop_trainers_on_sigterm() -> Iterator[None]:
 
     Every `launch` in any thread passes it on and raises TrainerStoppedError once its trainer has
     stopped. When the outermost block is left the signal takes its ordinary effect; launches that
-    other threads are still in, or come to, are stopped all the same. `launch` itself
-    enters it in the main thread; a program that launches from worker threads enters it in its main
-    thread (elsewhere it does nothing: Python handles signals in the main thread only).
+    other threads are still in, or come to, are stopped all the same. `launch` itself enters it; a
+    program that launches from worker threads enters it in its main thread (elsewhere it does
+    nothing: Python handles signals in the main thread only).
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    if _drain.depth:
+    if threading.current_thread() is not threading.main_thread() or _drain.depth:
         yield
         return
     _drain.requested = False
@@ -232,9 +226,9 @@ class LineTail:
                 data = stream.read(_MAX_BYTES)
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return lines.decode(errors="replace").splitlines()
 
 
 def _last_lines(path: Path, count: int, start: int = 0) -> str:
@@ -250,7 +244,7 @@ def _last_lines(path: Path, count: int, start: int = 0) -> str:
 
 
 def final_exception(log: str) -> str | None:
-    """What a Python process that wrote this log died of: `Error: message`, all its lines.
+    """The exception that ended a Python process, by its log: `Error: message`, all its lines.
 
     None where the log does not end in a traceback. The class comes without its module.
     """
@@ -264,10 +258,6 @@ def final_exception(log: str) -> str | None:
         return None
     kind, colon, rest = after[message].partition(":")
     return "\n".join([kind.rpartition(".")[2] + colon + rest, *after[message + 1 :]])
-
-
-class ServerGoneError(Exception):
-    """The fork server could not start, or died with the job; the message has the reason."""
 
 
 class Job:
@@ -332,11 +322,11 @@ class ForkServer:
         return self._process.pid
 
     def run(self, entry: str, job_path: Path, log: Path, env: Mapping[str, str]) -> Job:
-        """Fork, import `entry`, call its `main(job_path)`; ServerGoneError where it cannot."""
+        """Fork, import `entry`, call its `main(job_path)`; TrainerKilledError without a server."""
         job = Job(self, str(next(self._numbers)))
         with self._lock:
             if self._closed:
-                raise ServerGoneError(self._reason())
+                raise TrainerKilledError(self._reason())
             self._jobs[job.id] = job
         request = {"op": "run", "id": job.id, "entry": entry, "job": str(job_path)}
         self.request({**request, "log": str(log), "env": dict(env)})

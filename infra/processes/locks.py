@@ -36,7 +36,7 @@ _PATIENCE_SECONDS = 1.0
 
 
 def pause() -> None:
-    """What is done between two tries."""
+    """Wait a moment between two tries."""
     time.sleep(_POLL_SECONDS)
 
 

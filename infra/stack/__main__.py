@@ -95,8 +95,8 @@ def _up(stack: Stack) -> None:
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Keep temporary files of all processes in the stack's folder, and remove them in the end.
 
-    Killed processes leave theirs behind. Those of a stack that was killed itself go as well: this
-    process holds the folder's lock.
+    Killed processes leave files behind. Those of an earlier stack that was killed are removed, too:
+    this process holds the folder's lock.
     """
     for old in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(old, ignore_errors=True)
@@ -106,12 +106,12 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    of_all = argparse.ArgumentParser(add_help=False)
-    of_all.add_argument(
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
         "--folder", type=Path, default=Path(".trimtab-stack"), help="default: .trimtab-stack"
     )
     names = ", ".join(f"{port.name} {port.default}" for port in fields(Ports))
-    of_all.add_argument(
+    common.add_argument(
         "--port",
         action="append",
         default=[],
@@ -122,11 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trimtab.infra.stack", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    made = {
-        name: commands.add_parser(name, parents=[of_all])
+    parsers = {
+        name: commands.add_parser(name, parents=[common])
         for name in ("secrets", "env", "up", "upgrade", "backup", "restore")
     }
-    made["up"].add_argument(
+    parsers["up"].add_argument(
         "--limit",
         type=_count,
         metavar="N",
@@ -134,13 +134,13 @@ def _parser() -> argparse.ArgumentParser:
         help="flow runs at once, others wait; default: two for each core, or one for each GPU if "
         "there are more (here %(default)s)",
     )
-    made["backup"].add_argument(
+    parsers["backup"].add_argument(
         "--to", type=Path, required=True, metavar="FOLDER", help="folder of all backups"
     )
-    made["backup"].add_argument(
+    parsers["backup"].add_argument(
         "--keep", type=_count, metavar="N", help="remove older ones beyond N; default: none"
     )
-    made["restore"].add_argument(
+    parsers["restore"].add_argument(
         "--from", type=Path, required=True, dest="source", metavar="BACKUP", help="one of them"
     )
     return parser

@@ -84,12 +84,12 @@ def _written(stack: Stack, folder: Path, earlier: Path | None) -> Path:
                 pg_dump = [program("pg_dump"), *client_options(stack.databases)]
                 output_of([*pg_dump, "--format=custom", f"--file={path}", name])
                 sums[path.name] = hash_file(path)
-            found = {
+            contents = {
                 name: info
                 for name, info in objects.list("").items()
                 if name in before or not name.endswith(f"/{MANIFEST_NAME}")
             }
-            sums |= _take(objects, found, draft / OBJECTS, earlier)
+            sums |= _take(objects, contents, draft / OBJECTS, earlier)
         about = {"began": began, **_about(sums, draft)}
         (draft / ABOUT).write_text(json.dumps(about, indent=1))
         sums[ABOUT] = hash_file(draft / ABOUT)
@@ -148,12 +148,12 @@ def _fill(stack: Stack, source: Path, sums: Mapping[str, str]) -> int:
 
 
 def _take(
-    objects: S3Objects, found: Mapping[str, ObjectInfo], folder: Path, earlier: Path | None
+    objects: S3Objects, contents: Mapping[str, ObjectInfo], folder: Path, earlier: Path | None
 ) -> dict[str, str]:
     """Bring objects into `folder`; the sha256 of each by its name in the backup.
 
-    One that was written before the earlier backup began, and has the size, is the same file as
-    there. One that is deleted meanwhile is left out.
+    An object that was written before the earlier backup began, and has the size that it has there,
+    is linked. An object that is deleted meanwhile is left out.
     """
     known = _sums(earlier) if earlier else {}
     began = json.loads((earlier / ABOUT).read_text())["began"] if earlier else 0.0
@@ -178,7 +178,7 @@ def _take(
 
     folder.mkdir(mode=0o700)
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(filter(None, pool.map(take, found.items())))
+        return dict(filter(None, pool.map(take, contents.items())))
 
 
 def _about(sums: Mapping[str, str], folder: Path) -> dict[str, object]:
@@ -207,12 +207,10 @@ def _checked(backup: Path) -> dict[str, str]:
     sums = _sums(backup)
     needed = {ABOUT, *(f"{name}.dump" for name in DATABASES)}
     wrong = sorted(needed - sums.keys())
-    wrong += [name for name, sha256 in sums.items() if not _is_whole(backup / name, sha256)]
+    for name, sha256 in sums.items():
+        if not (backup / name).is_file() or hash_file(backup / name) != sha256:
+            wrong.append(name)
     if wrong:
         first = ", ".join(wrong[:5])
         raise StackError(f"{backup}: {len(wrong)} files are missing or not as written: {first}")
     return sums
-
-
-def _is_whole(path: Path, sha256: str) -> bool:
-    return path.is_file() and hash_file(path) == sha256

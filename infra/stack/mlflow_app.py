@@ -18,7 +18,16 @@ import os
 import re
 from typing import Any
 
-from trimtab.infra.asgi import App, Message, Receive, Send, login_of, received, refuse, replayed
+from trimtab.infra.asgi import (
+    App,
+    Message,
+    Receive,
+    Send,
+    read_login,
+    read_request,
+    refuse,
+    replay_request,
+)
 from trimtab.infra.stack.seaweedfs import BUCKET
 
 # What `mlflow server` is told, and as what it tells the process that serves.
@@ -89,7 +98,7 @@ def create_app() -> App:
     _open_stores()
     from mlflow.server.auth import create_app as create_mlflow
 
-    return guarded(create_mlflow())
+    return add_guard(create_mlflow())
 
 
 def create_open_app() -> App:
@@ -112,7 +121,7 @@ def _open_stores() -> None:
     handlers.initialize_backend_stores(store, store, _ROOT)
 
 
-def guarded(app: App) -> App:
+def add_guard(app: App) -> App:
     """An ASGI application that passes to MLflow's what the two lists allow."""
     from starlette.concurrency import run_in_threadpool
 
@@ -124,11 +133,11 @@ def guarded(app: App) -> App:
             refused = await run_in_threadpool(_refusal, scope)
             is_new = re.fullmatch(_CREATES_EXPERIMENT, scope["path"])
             if refused is None and (is_new or _is_read(scope)):
-                request = await received(receive, _MAX_BODY)
+                request = await read_request(receive, _MAX_BODY)
                 if request is None:
                     refused = 413, f"the body is larger than {_MAX_BODY} bytes, or took too long"
                 else:
-                    receive = replayed(request, receive)
+                    receive = replay_request(request, receive)
                     refused = _refusal_of_place(request.get("body", b"")) if is_new else None
             if refused is not None:
                 status, text = refused
@@ -162,11 +171,11 @@ def _refusal(scope: Message) -> tuple[int, str] | None:
         return 401, "Log in with a user of this MLflow and its password."
     if _is_read(scope):
         return None
-    asked = f"{scope['method']} {scope['path']}"
+    request = f"{scope['method']} {scope['path']}"
     if not user.is_admin:
-        return 403, f"{asked}: {user.username} may read only; an administrator may do this."
+        return 403, f"{request}: {user.username} may read only; an administrator may do this."
     if not re.fullmatch(WRITES, scope["path"]):
-        return 403, f"{asked}: this MLflow keeps runs and models; its other features are closed."
+        return 403, f"{request}: this MLflow keeps runs and models; its other features are closed."
     return None
 
 
@@ -174,18 +183,18 @@ def _user(scope: Message) -> Any:
     """MLflow's user whose name and password the request has; None without."""
     from mlflow.server.auth import _authenticate_cached
 
-    name, colon, password = (login_of(scope) or "").partition(":")
+    name, colon, password = (read_login(scope) or "").partition(":")
     return _authenticate_cached(name, password) if colon else None
 
 
 def _refusal_of_place(body: bytes) -> tuple[int, str] | None:
     """Status and words for an experiment that is to keep its artifacts elsewhere."""
     try:
-        given = json.loads(body)
-        given = json.loads(given) if isinstance(given, str) else given  # as MLflow does
+        values = json.loads(body)
+        values = json.loads(values) if isinstance(values, str) else values  # as MLflow does
     except (ValueError, RecursionError):
         return 400, "experiments/create: the body is no JSON."
-    if isinstance(given, dict) and any(given.get(name) for name in _PLACE):
+    if isinstance(values, dict) and any(values.get(name) for name in _PLACE):
         return 400, (
             "experiments/create: artifact_location is given; this MLflow keeps all artifacts in "
             "one place: leave it out."

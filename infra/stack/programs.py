@@ -42,9 +42,9 @@ def program(name: str) -> str:
 
 
 def run_as_user(user: str | None) -> list[str]:
-    """What runs a command as `user` where this process is root, as PostgreSQL refuses to be root.
+    """The words before a command that runs it as `user` where this process is root.
 
-    The kernel ends the command with this process.
+    PostgreSQL refuses to be root. The kernel ends the command with this process.
     """
     setpriv = shutil.which("setpriv")
     if setpriv is None:
@@ -64,8 +64,8 @@ def require_reachable(user: str, paths: Sequence[Path]) -> None:
         return
     for path in paths:
         for folder in (*reversed(path.absolute().parents), path):
-            found = subprocess.run([*run_as_user(user), "test", "-x", str(folder)], check=False)
-            if folder.exists() and found.returncode != 0:
+            test = subprocess.run([*run_as_user(user), "test", "-x", str(folder)], check=False)
+            if folder.exists() and test.returncode != 0:
                 raise StackError(
                     f"{path}: found {folder}, which {user} cannot enter; allowed: a path that all "
                     f"may enter (chmod o+x {folder}), as root's stack runs PostgreSQL as {user}. "
@@ -77,8 +77,8 @@ def output_of(command: Sequence[str], stdin: str = "") -> str:
     """Run a command to its end; StackError with what it said if it fails."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise StackError(f"{' '.join(command[:8])} ... failed ({done.returncode}): {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise StackError(f"{' '.join(command[:8])} ... failed ({done.returncode}): {output}")
     return done.stdout
 
 
@@ -99,12 +99,12 @@ def require_secrets() -> None:
 
 def new_secrets() -> dict[str, str]:
     """New values for the secrets that are not set."""
-    made = {
+    special = {
         "AWS_ACCESS_KEY_ID": f"TRIMTAB{secrets.token_hex(6).upper()}",
         "MLFLOW_TRACKING_USERNAME": "trimtab",
         "PREFECT_API_AUTH_STRING": f"trimtab:{secrets.token_urlsafe(24)}",
     }
-    return {name: made.get(name, secrets.token_urlsafe(24)) for name in _missing_secrets()}
+    return {name: special.get(name, secrets.token_urlsafe(24)) for name in _missing_secrets()}
 
 
 def export_lines(values: Mapping[str, str]) -> str:

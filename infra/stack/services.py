@@ -3,17 +3,16 @@ secrets that it needs and no others."""
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from trimtab.infra.access import Access
 from trimtab.infra.processes.environment import HUB_TOKENS
@@ -76,7 +75,7 @@ class Stack:
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What a client needs besides the secrets."""
+        """Variables that a client needs besides the secrets."""
         return {
             "PREFECT_API_URL": f"http://{LOOPBACK}:{self.ports.prefect}/api",
             "MLFLOW_TRACKING_URI": f"http://{LOOPBACK}:{self.ports.mlflow}",
@@ -244,27 +243,24 @@ class Stack:
         return bool(self._ask_prefect(f"work_pools/{POOL}/workers/filter", online))
 
     def _has_limit(self) -> bool:
-        """Set the pool's. A worker's own (`--limit`) ends it where it gets a run that it still has.
+        """Set the pool's limit.
 
-        So it does where a run was silent, counts as dead, and is started again.
+        A worker with a limit (`--limit`) ends where it gets a run that it still has: one that was
+        silent, counts as dead, and is started again.
         """
         limit = {"concurrency_limit": self.limit}
         return self._ask_prefect(f"work_pools/{POOL}", limit, "PATCH") is not None
 
-    def _ask_prefect(self, path: str, body: object = None, method: str | None = None) -> Any:
+    def _ask_prefect(self, path: str, body: object, method: str = "POST") -> Any:
         """The answer of Prefect's API; None while there is none."""
-        login = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()
-        request = urllib.request.Request(
-            f"{self.client_environment['PREFECT_API_URL']}/{path}",
-            headers={"Authorization": f"Basic {login}", "Content-Type": "application/json"},
-            data=None if body is None else json.dumps(body).encode(),
-            method=method,
-        )
+        name, _, password = os.environ["PREFECT_API_AUTH_STRING"].partition(":")
+        address = f"{self.client_environment['PREFECT_API_URL']}/{path}"
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                return json.loads(answer.read() or b"{}")
-        except OSError:
+            answer = httpx.request(method, address, json=body, auth=(name, password), timeout=5)
+            answer.raise_for_status()
+        except httpx.HTTPError:
             return None
+        return answer.json() if answer.content else {}
 
 
 def prefect_server(address: tuple[str, int]) -> Service:
@@ -304,6 +300,6 @@ def mlflow_server(
 
 
 def url(address: tuple[str, int]) -> str:
-    """Of a server at this host and port."""
+    """The address of a server at this host and port."""
     host, port = address
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

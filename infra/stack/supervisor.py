@@ -1,10 +1,10 @@
 """Keep a few servers running as children: each started once those it needs are ready, started again
 when it dies, stopped in reverse order. None outlives this process, not even one killed with -9.
 
-Whoever listens at a server's address is sent its clients' logins. So that nobody else ever does,
-the supervisor itself opens the addresses, before it starts anything, and keeps them open over
-deaths and restarts: a server inherits its listening socket. Of the ports that a server can only
-open itself, it is checked that it is its process that listens.
+Clients send their logins to whoever listens at a server's address. So the supervisor itself opens
+the addresses, before it starts anything, and keeps them open over deaths and restarts: a server
+inherits its listening socket. Where a server can only open a port itself, the supervisor checks
+that the server's process listens there.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class Supervisor:
 def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) -> None:
     """Keep a log that has grown beyond `max_bytes` as `<name>.1`, and older ones up to `num_old`.
 
-    It is copied and emptied, as logrotate's `copytruncate` does, as its server has it open and
-    appends to it: a line that comes between the two is lost.
+    Its server has it open, so that it is copied and emptied, as by logrotate's `copytruncate`: a
+    line that comes between the two is lost.
     """
     if not path.exists() or path.stat().st_size <= max_bytes:
         return
@@ -250,8 +250,8 @@ def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) ->
 def _environment(service: Service) -> dict[str, str]:
     """This process's without secrets, but with those of the service."""
     others = SECRETS.keys() - set(service.secrets)  # also those that do not look like secrets
-    found = drop_secrets(os.environ, but=service.secrets)
-    return {name: value for name, value in found.items() if name not in others}
+    environment = drop_secrets(os.environ, but=service.secrets)
+    return {name: value for name, value in environment.items() if name not in others}
 
 
 def _open(service: Service, address: tuple[str, int], seconds: float = 0.0) -> socket.socket:
@@ -282,13 +282,13 @@ def _listens(pid: int, ports: Sequence[int]) -> bool:
         return True
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        found = {
+        addresses = {
             tuple(connection.laddr)
-            for each in [process, *process.children(recursive=True)]
-            for connection in each.net_connections("tcp")
+            for owner in [process, *process.children(recursive=True)]
+            for connection in owner.net_connections("tcp")
             if connection.status == psutil.CONN_LISTEN
         }
-        return found >= {(LOOPBACK, port) for port in ports}
+        return addresses >= {(LOOPBACK, port) for port in ports}
     return False
 
 
@@ -341,14 +341,14 @@ def reap_orphans(but: set[int]) -> None:
 
 def stop_flow_runs() -> None:
     """Have all flow runs stop at a checkpoint; they are resumed when the stack is up again."""
-    runs = [each for each in psutil.Process().children(recursive=True) if _is_flow_run(each)]
-    for each in runs:
+    runs = list(filter(_is_flow_run, psutil.Process().children(recursive=True)))
+    for run in runs:
         with suppress(psutil.NoSuchProcess):
-            each.terminate()
+            run.terminate()
     _, left = psutil.wait_procs(runs, timeout=WAIT_SECONDS)
-    for each in left:
+    for run in left:
         with suppress(psutil.NoSuchProcess):
-            each.kill()
+            run.kill()
 
 
 def _is_flow_run(process: psutil.Process) -> bool:

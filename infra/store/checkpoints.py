@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from trimtab.infra.store.manifest import CorruptArtifactError, StorageError
@@ -37,15 +36,15 @@ def restore_newest(store: Store, key: str, folder: Path) -> int | None:
     continue from, None for the beginning.
     """
     local = newest_local(folder)
-    found = store.newest_checkpoint(key)
-    while found is not None and (local is None or found[0] > local):
-        step, fetch = found
+    stored = store.newest_checkpoint(key)
+    while stored is not None and (local is None or stored[0] > local):
+        step, fetch = stored
         folder.mkdir(parents=True, exist_ok=True)
         try:
             fetch(folder / str(step))
         except CorruptArtifactError as error:
             logger.warning("skipping the checkpoint at step %d: %s", step, error)
-            found = store.newest_checkpoint(key, before=step)
+            stored = store.newest_checkpoint(key, before=step)
             continue
         return step
     return local
@@ -75,17 +74,12 @@ class CheckpointUploader:
         self._discard = True
 
     def __enter__(self) -> Self:
-        found = self._store.newest_checkpoint(self._key)
-        self._stored = found[0] if found else None
+        newest = self._store.newest_checkpoint(self._key)
+        self._stored = newest[0] if newest else None
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         if not self._discard:

@@ -32,16 +32,14 @@ class Unneeded:
 def unneeded(
     store: Store, *, reports_since: float, written_before: float, pinned: Collection[str] = ()
 ) -> list[Unneeded]:
-    """What can go; nothing is removed.
+    """The objects that can go; nothing is removed.
 
     Times are in seconds of the epoch by the store's clock: reports written since the first keep
     what they were made of, only objects written before the second can go. `pinned` are keys of
     reports that are kept whatever their age.
     """
-    artifacts, checkpoints = (
-        _group_by_root(store, "artifacts", 3),
-        _group_by_root(store, "checkpoints", 2),
-    )
+    artifacts = _group_by_root(store, "artifacts", 3)
+    checkpoints = _group_by_root(store, "checkpoints", 2)
     manifests = {at: store.find(*at) for at in map(_stage_and_key, artifacts)}
     reports = {
         at
@@ -50,24 +48,24 @@ def unneeded(
     }
     needed = _reachable(manifests, reports)
     finished = {key for (_, key), manifest in manifests.items() if manifest}
-    found = [
+    folders = [
         *_unneeded_artifacts(artifacts, manifests, needed, written_before),
         *_unneeded_checkpoints(checkpoints, finished, written_before),
     ]
-    return sorted(found, key=lambda each: each.root)
+    return sorted(folders, key=lambda folder: folder.root)
 
 
-def remove(store: Store, found: Unneeded) -> None:
+def remove(store: Store, folder: Unneeded) -> None:
     """Remove it, the manifest first, so that no reader takes what is left for whole."""
-    for name in sorted(found.names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
+    for name in sorted(folder.names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
         store.objects.delete(name)
 
 
 def _group_by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, ObjectInfo]]:
-    """What lies below a prefix, by the first `depth` parts of the names."""
+    """The objects below a prefix, by the first `depth` parts of their names."""
     groups: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
-    for name, found in store.objects.list(prefix).items():
-        groups["/".join(name.split("/")[:depth])][name] = found
+    for name, info in store.objects.list(prefix).items():
+        groups["/".join(name.split("/")[:depth])][name] = info
     return groups
 
 
@@ -108,8 +106,8 @@ def _unneeded_artifacts(
         elif at not in needed:
             yield _unneeded(root, "no kept report was made of it", objects)
         else:
-            own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content_digest[:16]}/")
-            strays = {name: each for name, each in objects.items() if not name.startswith(own)}
+            parts = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content_digest[:16]}/")
+            strays = {name: info for name, info in objects.items() if not name.startswith(parts)}
             if strays:
                 yield _unneeded(root, "left by a publisher that came second", strays)
 
@@ -125,8 +123,8 @@ def _unneeded_checkpoints(
 
 
 def _is_young(objects: Mapping[str, ObjectInfo], before: float) -> bool:
-    return any(found.modified >= before for found in objects.values())
+    return any(info.modified >= before for info in objects.values())
 
 
 def _unneeded(root: str, why: str, objects: Mapping[str, ObjectInfo]) -> Unneeded:
-    return Unneeded(root, why, tuple(objects), sum(found.size for found in objects.values()))
+    return Unneeded(root, why, tuple(objects), sum(info.size for info in objects.values()))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.infra.access import Access, AccessError, open_in
+from trimtab.infra.store.manifest import hash_file
 
 _STORED = r"raw:[0-9a-f]{64}/[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+"
 
@@ -41,11 +42,9 @@ def is_stored(source: str) -> bool:
 def digest_of(path: Path) -> str:
     """sha256 in hex over the name and content of a file, or of all files of a folder."""
     digest = hashlib.sha256()
-    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if each.is_file():
-            with each.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{each.relative_to(path.parent)}\0{content}\n".encode())
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.relative_to(path.parent)}\0{hash_file(file)}\n".encode())
     return digest.hexdigest()
 
 
@@ -101,21 +100,17 @@ def _copy_opened(
             shutil.copyfileobj(source, copy)
         return
     target.mkdir(exist_ok=True)
-    with os.scandir(descriptor) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+    with os.scandir(descriptor) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    for entry in entries:
         inner, to = f"{path}/{entry.name}", target / entry.name
-        if entry.is_dir(follow_symlinks=False):
-            opening: Any = _opened_in(descriptor, entry.name)
-        elif not is_data(entry.name):
+        if not entry.is_dir(follow_symlinks=False) and not is_data(entry.name):
             to.touch()
             continue
-        elif entry.is_symlink():
-            opening = access.opened(inner)
-        else:
-            opening = _opened_in(descriptor, entry.name)
+        is_link = entry.is_symlink()
+        opening = access.opened(inner) if is_link else _opened_in(descriptor, entry.name)
         with opening as below:
-            if entry.is_symlink() and not stat.S_ISREG(os.fstat(below).st_mode):
+            if is_link and not stat.S_ISREG(os.fstat(below).st_mode):
                 raise AccessError(f"{inner!r} is a link to a folder: name that folder instead")
             _copy_opened(access, below, inner, to, is_data)
 

@@ -24,7 +24,6 @@ MANIFEST_NAME = "manifest.json"
 TELEMETRY_FILES = frozenset({"metrics.jsonl", "trainer.log"})
 
 _SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
-_CHUNK = 1 << 20
 
 
 class StorageError(Exception):
@@ -94,10 +93,6 @@ class Manifest(Provenance):
         """Bytes of all files together."""
         return sum(entry.size for entry in self.files)
 
-    def files_without(self, folders: Collection[str]) -> tuple[FileEntry, ...]:
-        """The files that lie in none of these folders at the top."""
-        return tuple(entry for entry in self.files if entry.name.partition("/")[0] not in folders)
-
     def to_bytes(self) -> bytes:
         """Canonical JSON. Raises ValueError where config or summary hold NaN or non-JSON values."""
         text = json.dumps(asdict(self), sort_keys=True, indent=1, allow_nan=False)
@@ -114,7 +109,7 @@ class Manifest(Provenance):
             for entry in files:
                 check_name(entry.name)
             manifest = cls(
-                **{**{each.name: raw[each.name] for each in fields(cls)}, "files": files}
+                **{**{field.name: raw[field.name] for field in fields(cls)}, "files": files}
             )
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedManifestError(f"not a manifest: {error!r}") from error
@@ -156,11 +151,8 @@ def build_manifest(
 
 def hash_file(path: Path) -> str:
     """sha256 of a file's bytes, in hex."""
-    hasher = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def scan_folder(folder: Path) -> tuple[FileEntry, ...]:
@@ -192,11 +184,11 @@ def digest_files(files: Iterable[FileEntry]) -> str:
     return _hash_entries(entry for entry in files if entry.name not in TELEMETRY_FILES)
 
 
-def check_part(part: str, what: str) -> str:
+def check_part(part: str, kind: str) -> str:
     """`part` if it can be one path component in any store, else InvalidArtifactError."""
     if not _SAFE_PART.fullmatch(part):
         raise InvalidArtifactError(
-            f"{what} {part!r} cannot be stored; allowed are letters, digits and _.+=-, "
+            f"{kind} {part!r} cannot be stored; allowed are letters, digits and _.+=-, "
             "beginning with a letter, a digit or _"
         )
     return part

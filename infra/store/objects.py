@@ -116,7 +116,7 @@ class LocalObjects:
             return True
 
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
-        found: dict[str, ObjectInfo] = {}
+        objects: dict[str, ObjectInfo] = {}
         for folder, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(folder, name)
@@ -126,8 +126,8 @@ class LocalObjects:
                     continue
                 # The change of the inode, not of the content: a file that was linked here is new.
                 relative = path.relative_to(self.root).as_posix()
-                found[relative] = ObjectInfo(status.st_size, status.st_ctime)
-        return found
+                objects[relative] = ObjectInfo(status.st_size, status.st_ctime)
+        return objects
 
     def delete(self, name: str) -> None:
         path = self.root / name

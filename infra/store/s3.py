@@ -65,14 +65,7 @@ class S3Objects:
                 f"cannot use s3://{bucket} at {endpoint or 'AWS'}: {error}. {_advice(error)}"
             ) from error
 
-    def put_file(
-        self,
-        name: str,
-        path: Path,
-        sha256: str,
-        *,
-        link: bool = False,
-    ) -> None:
+    def put_file(self, name: str, path: Path, sha256: str, *, link: bool = False) -> None:
         size = path.stat().st_size
         key = self._key(name)
         extra = {"Metadata": {"sha256": sha256}}
@@ -81,10 +74,10 @@ class S3Objects:
                 str(path), self.bucket, key, ExtraArgs=extra, Config=self._transfer
             )
             head = self._client.head_object(Bucket=self.bucket, Key=key)
-        found = (head["ContentLength"], head["Metadata"].get("sha256"))
-        if found != (size, sha256):
+        stored = (head["ContentLength"], head["Metadata"].get("sha256"))
+        if stored != (size, sha256):
             raise CorruptArtifactError(
-                f"s3://{self.bucket}/{key} was stored with (size, sha256) {found}; "
+                f"s3://{self.bucket}/{key} was stored with (size, sha256) {stored}; "
                 f"expected {(size, sha256)}"
             )
 
@@ -96,8 +89,8 @@ class S3Objects:
         os.chmod(path, 0o444)
 
     def get_bytes(self, name: str) -> bytes | None:
-        found = self._get(name)
-        return found[0] if found else None
+        answer = self._get(name)
+        return answer[0] if answer else None
 
     def put_bytes(self, name: str, data: bytes) -> None:
         with self._failing(name):
@@ -106,10 +99,10 @@ class S3Objects:
     def swap_bytes(self, name: str, data: bytes, expected: bytes | None) -> bool:
         condition = {"IfNoneMatch": "*"}
         if expected is not None:
-            found = self._get(name)
-            if found is None or found[0] != expected:
+            present = self._get(name)
+            if present is None or present[0] != expected:
                 return False
-            condition = {"IfMatch": found[1]}
+            condition = {"IfMatch": present[1]}
         with self._failing(name):
             try:
                 self._client.put_object(

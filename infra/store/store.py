@@ -62,11 +62,7 @@ class Store:
         return self._read(_artifact(stage, key), stage, key)
 
     def publish(
-        self,
-        stage: str,
-        key: str,
-        folder: Path,
-        provenance: Provenance = NO_PROVENANCE,
+        self, stage: str, key: str, folder: Path, provenance: Provenance = NO_PROVENANCE
     ) -> Manifest:
         """Make `folder` the artifact under (stage, key): objects first, the manifest last.
 
@@ -92,19 +88,17 @@ class Store:
                 self._delete_folder(f"{root}/{manifest.content_digest[:16]}")
             return winner
 
-    def materialise(self, manifest: Manifest, folder: Path, without: Collection[str] = ()) -> None:
-        """Bring files to `folder`, all but those in folders `without`, read-only, sha256 checked.
+    def materialise(
+        self, manifest: Manifest, folder: Path, is_wanted: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Bring the files whose names are wanted to `folder`, read-only, sha256 checked.
 
-        A whole folder is kept, any other replaced. CorruptArtifactError names what is missing.
+        A folder that has them already stays, any other is replaced. CorruptArtifactError names
+        what is missing.
         """
-        files = manifest.files_without(without)
+        files = [entry for entry in manifest.files if is_wanted(entry.name)]
         if not holds(folder, files):
             self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
-
-    def materialise_some(self, manifest: Manifest, folder: Path, names: Collection[str]) -> None:
-        """As `materialise`, but only the files of these names."""
-        files = [entry for entry in manifest.files if entry.name in names]
-        self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
 
     def put_beside(self, manifest: Manifest, folder: Path, place: str) -> None:
         """Put the files of `folder` beside those of an artifact, into its folder `place`.
@@ -167,11 +161,11 @@ class Store:
             manifest = Manifest.from_bytes(data)
             if (manifest.stage, manifest.key) != (stage, key):
                 raise MalformedManifestError(f"it is of {manifest.stage}/{manifest.key}")
-            sizes = self.objects.list(f"{root}/{manifest.content_digest[:16]}")
+            infos = self.objects.list(f"{root}/{manifest.content_digest[:16]}")
             for entry in manifest.files:
-                found = sizes.get(_object(root, manifest, entry))
-                if found is None or found.size != entry.size:
-                    size = found.size if found else None
+                info = infos.get(_object(root, manifest, entry))
+                size = info.size if info else None
+                if size != entry.size:
                     raise MalformedManifestError(f"{entry.name} is {size}, not {entry.size} bytes")
         except MalformedManifestError as error:
             logger.warning("%s/%s is not a whole artifact: %s", self.url, name, error)

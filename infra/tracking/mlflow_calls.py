@@ -71,13 +71,16 @@ class Input:
     context: str
 
 
-def dataset_input(given: Input) -> Any:
+def dataset_input(dataset: Input) -> Any:
     """The `DatasetInput` that MLflow takes."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    source = json.dumps({"uri": given.source})
-    dataset = Dataset(given.name, given.digest[:_MAX_DATASET_DIGEST], "trimtab", source)
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", given.context)])
+    source = json.dumps({"uri": dataset.source})
+    digest = dataset.digest[:_MAX_DATASET_DIGEST]
+    return DatasetInput(
+        Dataset(dataset.name, digest, "trimtab", source),
+        [InputTag("mlflow.data.context", dataset.context)],
+    )
 
 
 def log_batches(client: Any, run_id: str, batch: Mapping[str, Sequence[Any]]) -> None:
@@ -88,7 +91,7 @@ def log_batches(client: Any, run_id: str, batch: Mapping[str, Sequence[Any]]) ->
     from mlflow.entities import Metric, Param, RunTag
 
     kinds = {"params": Param, "metrics": Metric, "tags": RunTag}
-    rest = {kind: [kinds[kind](*each) for each in given] for kind, given in batch.items()}
+    rest = {kind: [kinds[kind](*item) for item in items] for kind, items in batch.items()}
     while any(rest.values()):
         first = {kind: items[: _MAX_OF[kind]] for kind, items in rest.items()}
         rest = {kind: items[_MAX_OF[kind] :] for kind, items in rest.items()}
@@ -125,14 +128,12 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
         follow_move(artifact_root)
     location = artifact_root.as_uri() if artifact_root else None
     for _ in range(2):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         try:
-            made = client.create_experiment(
-                name, artifact_location=location, tags={"mlflow.experimentKind": KIND}
-            )
-            return str(made)
+            tags = {"mlflow.experimentKind": KIND}
+            return str(client.create_experiment(name, artifact_location=location, tags=tags))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                 raise
@@ -140,13 +141,12 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
 
 
 def follow_move(artifact_root: Path) -> None:
-    """Where the folder of an embedded MLflow was moved or copied, let its database name it there.
+    """Correct the database of an embedded MLflow whose folder was moved or copied.
 
     MLflow notes absolute locations only, and has no call that changes them: in the copy a run would
     write into the old folder. `artifact_root` lies beside mlflow.db; experiments whose artifacts
-    lay in a folder of its name elsewhere say where it was. What names that folder, and its
-    neighbours as sources of datasets, is rewritten, all or nothing. Raises OSError where SQLite
-    cannot do so.
+    lay in a folder of its name elsewhere say where it was. All names of that folder, and of its
+    neighbours as sources of datasets, are rewritten, or none. Raises OSError where SQLite cannot.
     """
     database = artifact_root.with_name("mlflow.db")
     if not database.is_file():
@@ -172,11 +172,11 @@ def _earlier_roots(connection: sqlite3.Connection, artifact_root: Path) -> list[
     """Other places, as URIs, of a folder of this name in which experiments have their artifacts."""
     if "experiments" not in _tables(connection):
         return []
-    found = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
+    locations = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
     end = f"/{artifact_root.name}"
     return [
         location
-        for (location,) in found
+        for (location,) in locations
         if location
         and location.startswith("file:///")
         and location.endswith(end)

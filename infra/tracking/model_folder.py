@@ -79,7 +79,7 @@ def describe_model(saved: Path, folder: Path, kind: ModelKind, weights: str) -> 
     for path in saved.iterdir():
         if path.name.startswith(TOKENIZER):
             shutil.copyfile(path, components / path.name)
-    outputs = Schema([ColSpec(*each) for each in kind.outputs]) if kind.outputs else None
+    outputs = Schema([ColSpec(*column) for column in kind.outputs]) if kind.outputs else None
     model = Model(signature=ModelSignature(Schema([ColSpec("string")]), outputs))
     model.add_flavor(
         "transformers",

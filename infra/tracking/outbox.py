@@ -1,8 +1,10 @@
-"""What MLflow has not received of a run yet: files that outlive the process, and a sender thread.
+"""Data that MLflow has not received of a run yet, in files that outlive the process.
 
-A line of the file is a record, `{kind: value}`, in the order in which MLflow is to get them; all
-can be sent twice without harm. The process that writes a file holds its lock: a file whose lock is
-free was left behind by a process that died, or that ended while MLflow was down.
+A line of a file is a record, `{kind: value}`, in the order in which MLflow is to get them; all can
+be sent twice without harm. A record is in the file before MLflow gets it, and until MLflow has it.
+The first one, which creates the run, stays until the run ends: by it a later process ends a run
+whose process died. The process that writes a file holds its lock: a file whose lock is free was
+left behind by a process that died, or that ended while MLflow was down.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ import json
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -26,85 +28,117 @@ Record = Mapping[str, Any]
 
 
 class Outbox:
-    """The records of one run: in memory, and in a file where there is a folder for it."""
+    """The records of one run: in memory, and in a file where there is a path for it.
 
-    def __init__(self, folder: Path | None, key: str) -> None:
-        """The file is made with the first record; `key` is a name that no other run has."""
+    Tracking never fails a run: what the disk refuses stays in memory, and is written later.
+    """
+
+    def __init__(self, path: Path | None = None, stream: FileIO | None = None) -> None:
+        """The file is made with the first record, unless its `stream` is open and locked."""
         self.waiting: deque[Record] = deque()
-        self.written = 0.0
-        self._path = folder / f"{time.time_ns():020d}-{key}.jsonl" if folder else None
-        self._stream: IO[str] | None = None
-        self._is_full = False
-        self._writing = threading.Lock()
+        self._path, self._stream = path, stream
+        self._unwritten = bytearray()
+        self._first_bytes = 0  # of the first record's line
+        self._has_warned = False
+        self._lock = threading.Lock()
 
     def add(self, record: Record) -> None:
         """Keep a record that is to be sent."""
-        self.waiting.append(record)
-        self.note(record)
+        with self._lock:
+            self.waiting.append(record)
+            self._unwritten += json.dumps(record).encode() + b"\n"
+            self._first_bytes = self._first_bytes or len(self._unwritten)
+        self.write()
 
-    def note(self, record: Record) -> None:
-        """Write a record that is not sent, but that a later process must know.
-
-        If the file cannot be written, the record stays in memory: tracking never fails a run.
-        """
-        with self._writing:
-            if self._path is None or self._is_full:
+    def write(self) -> None:
+        """Write into the file what it lacks, if the disk takes it."""
+        with self._lock:
+            if self._path is None:
+                self._unwritten.clear()
                 return
             try:
-                self._stream = self._stream or _made(self._path)
-                self._stream.write(json.dumps(record) + "\n")
-                self._stream.flush()
+                self._stream = self._stream or _new_file(self._path)
+                while self._unwritten:
+                    del self._unwritten[: self._stream.write(self._unwritten)]
             except OSError as error:
-                logger.warning(
-                    "%s: %s. Data for MLflow is now kept in memory only", self._path, error
-                )
-                self._is_full = True
+                self._warn(f"{error}. Data for MLflow is now kept in memory only")
 
-    def remove(self) -> None:
-        """All was sent."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        if self._stream is not None:
-            with suppress(OSError):  # a full disk does not take what is in its buffer
-                self._stream.close()
-        self._stream = self._path = None
+    def remove_first(self) -> None:
+        """MLflow has the first record that waits.
+
+        Where it was the last, the file is cut to the first record of all, or removed after the end.
+        """
+        with self._lock:
+            record = self.waiting.popleft()
+            if self.waiting or self._path is None:
+                return
+            try:
+                if "end" in record:
+                    self._path.unlink(missing_ok=True)
+                    self._path = None
+                    if self._stream is not None:
+                        self._stream.close()
+                else:
+                    self._cut_to_first()
+            except OSError as error:
+                self._warn(f"{error}. MLflow is sent what the file holds a second time")
+
+    def _cut_to_first(self) -> None:
+        num_written = os.fstat(self._stream.fileno()).st_size if self._stream else 0
+        del self._unwritten[max(0, self._first_bytes - num_written) :]
+        if self._stream and num_written > self._first_bytes:
+            self._stream.truncate(self._first_bytes)
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            logger.warning("%s: %s", self._path, text)
+        self._has_warned = True
 
 
-def left_behind(folder: Path) -> Iterator[Outbox]:
-    """What others have left, the oldest first, with all their records waiting; now it is ours."""
+def take_over_files(folder: Path) -> Iterator[Outbox]:
+    """The outboxes of processes that are gone, the oldest first; now they are this process's."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            stream = path.open("r+")
-        except FileNotFoundError:
+            outbox = _take_over(path)
+        except (FileNotFoundError, BlockingIOError):  # it was just sent; its process is alive
             continue
-        try:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # its process is alive
-            stream.close()
+        except OSError as error:
+            logger.warning("%s: %s. What it holds for MLflow is not sent", path, error)
             continue
-        if not os.fstat(stream.fileno()).st_nlink:  # another has just sent it
-            stream.close()
-            continue
-        found = Outbox(None, "")
-        found._path, found._stream = path, stream
-        found.written = path.stat().st_mtime
-        found.waiting.extend(_whole(stream.read()))
-        yield found
+        if outbox is not None:
+            yield outbox
 
 
-def _made(path: Path) -> IO[str]:
+def _take_over(path: Path) -> Outbox | None:
+    """The outbox of a process that is gone, which then ends the run; None where it was sent."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(FileIO(path, "r+"))
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(stream.fileno())
+        if not status.st_nlink:  # another has just sent it
+            return None
+        outbox = Outbox(path, stream)
+        outbox.waiting.extend(_whole_records(stream.readall()))
+        stack.pop_all()
+    if not any("end" in record for record in outbox.waiting):
+        last = int(status.st_mtime * 1000)
+        outbox.add({"end": "KILLED", "time": last, "unless_ended": True})
+    return outbox
+
+
+def _new_file(path: Path) -> FileIO:
     """A new file, which gets its name once it is locked: no other takes it for left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unnamed = path.with_suffix(".new")
-    stream = unnamed.open("w")
+    stream = FileIO(unnamed, "a")  # unbuffered: what a full disk takes of a line is known
     fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
     unnamed.rename(path)
     return stream
 
 
-def _whole(text: str) -> Iterator[Record]:
+def _whole_records(data: bytes) -> Iterator[Record]:
     """The records of a file; the last line is in pieces where a kill came between."""
-    for line in text.splitlines():
+    for line in data.splitlines():
         try:
             yield json.loads(line)
         except ValueError:

@@ -52,6 +52,9 @@ class ModelCard:
     model: str = ""
 
 
+NO_CARD = ModelCard()
+
+
 class Registry:
     """The registered models of one MLflow."""
 
@@ -67,25 +70,25 @@ class Registry:
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
-        card: ModelCard | None = None,
+        card: ModelCard = NO_CARD,
     ) -> Version:
-        """Make the folder that `bring` gives, and nobody changes, a version of `name`.
+        """Make the folder that `bring` returns, and nobody changes, a version of `name`.
 
         The tags of `identity` say which model it is. It becomes a logged model of the run, whose
         files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. Where
-        `bring` gives an address, the version names that, and nothing is copied. One that is a
-        version already is not brought again, and gets only aliases it never had, so that a run
-        repeated later takes none back from a newer version. Whoever held an alias before is noted,
-        for `earlier`.
+        `bring` returns an address, the version names that, and nothing is copied. A model that is
+        a version already is not brought again, and gets only aliases it never had, so that a run
+        repeated later takes none back from a newer version. The version that had an alias before
+        is noted, for `find_earlier`.
         """
         with self._client() as client:
-            _create_model(client, name, card.model if card else "")
+            _create_model(client, name, card.model)
             versions = _versions(client, name, identity)
-            if versions:
-                version = versions[0]
-            else:
-                made = card or ModelCard()
-                version = self._new_version(client, run, name, bring, dict(identity), made)
+            version = (
+                versions[0]
+                if versions
+                else self._new_version(client, run, name, bring, dict(identity), card)
+            )
             for alias in aliases:
                 if f"was.{alias}" not in version.tags:
                     _give_alias(client, version, alias, tags or {})
@@ -94,11 +97,7 @@ class Registry:
     def find(self, name: str, which: str) -> Version | None:
         """A version by number or by alias; None without one."""
         with self._client() as client:
-            if not which.isdecimal():
-                return _holder(client, name, which)
-            with _unless_missing():
-                return _version(client.get_model_version(name, which))
-        return None
+            return _find(client, name, which)
 
     def versions_of(self, name: str, identity: Mapping[str, str]) -> list[Version]:
         """The versions with these tags, the oldest first.
@@ -106,7 +105,7 @@ class Registry:
         One that has or had an alias, and is not given it again, has the tag `was.<alias>`.
         """
         with self._client() as client:
-            return [_version(each) for each in _versions(client, name, identity)]
+            return [_version(version) for version in _versions(client, name, identity)]
 
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
@@ -125,13 +124,13 @@ class Registry:
             for key, value in tags.items():
                 client.set_model_version_tag(version.name, version.number, key, value)
 
-    def earlier(self, name: str, alias: str, to: str | None = None) -> Version:
+    def find_earlier(self, name: str, alias: str, to: str | None = None) -> Version:
         """The version that held an alias before, or version `to`, if it can have the alias again.
 
         Raises RegistryError.
         """
         with self._client() as client:
-            current = _holder(client, name, alias)
+            current = _find(client, name, alias)
             if current is None:
                 raise RegistryError(
                     f"no version of {name} is {alias}: there is nothing to roll back"
@@ -147,7 +146,7 @@ class Registry:
                 raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
             return _version(client.get_model_version(name, to))
 
-    def give(self, version: Version, alias: str) -> None:
+    def give_alias(self, version: Version, alias: str) -> None:
         """Give an alias to a version."""
         with self._client() as client:
             client.set_registered_model_alias(version.name, alias, version.number)
@@ -226,8 +225,10 @@ def _logged_before(
 ) -> Any | None:
     """The model as an earlier try left it that was stopped before there was a version of it."""
     wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
-    found = client.search_logged_models([experiment], wanted)
-    return next((each for each in found if each.name == name and str(each.status) == "READY"), None)
+    for model in client.search_logged_models([experiment], wanted):
+        if model.name == name and str(model.status) == "READY":
+            return model
+    return None
 
 
 def _link(folder: Path, location: str) -> bool:
@@ -268,7 +269,7 @@ def _versions(client: Any, name: str, tags: Mapping[str, str] | None = None) -> 
 
 def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:
     """The tag that it had the alias comes last: after a kill, all of this is done again."""
-    before = _holder(client, version.name, alias)
+    before = _find(client, version.name, alias)
     if before is not None and before.number != str(version.version):
         tags = {**tags, f"replaces.{alias}": before.number}
     for key, value in tags.items():
@@ -277,23 +278,18 @@ def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) 
     client.set_model_version_tag(version.name, version.version, f"was.{alias}", "yes")
 
 
-def _holder(client: Any, name: str, alias: str) -> Version | None:
-    with _unless_missing():
-        return _version(client.get_model_version_by_alias(name, alias))
-    return None
-
-
-@contextmanager
-def _unless_missing() -> Iterator[None]:
-    """Goes on after the block where MLflow has no such model, version or alias."""
+def _find(client: Any, name: str, which: str) -> Version | None:
+    """A version by number or by alias; None where MLflow has no such model or version."""
     from mlflow.exceptions import MlflowException
 
+    get = client.get_model_version if which.isdecimal() else client.get_model_version_by_alias
     try:
-        yield
+        return _version(get(name, which))
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
+        return None
 
 
-def _version(found: Any) -> Version:
-    return Version(str(found.name), str(found.version), dict(found.tags))
+def _version(version: Any) -> Version:
+    return Version(str(version.name), str(version.version), dict(version.tags))

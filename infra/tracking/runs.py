@@ -1,9 +1,10 @@
 """MLflow runs: one for a flow run, nested ones for its stages.
 
-Tracking never fails training. When MLflow cannot be reached there is one warning, and data waits to
-be sent in a file for each run (trimtab.infra.tracking.outbox). A thread retries every half minute,
-`flush` retries at the end of a flow, and the next process that connects sends what others left
-behind. A run whose process died is then ended as KILLED.
+Tracking never fails training. What MLflow is to get of a run goes into a file of the run, and from
+there, in order, to MLflow (trimtab.infra.tracking.outbox). When MLflow cannot be reached there is
+one warning, and the data waits. A thread retries every half minute, `flush` retries at the end of a
+flow, and the next process that connects sends what others left behind. A run whose process died is
+then ended as KILLED.
 
 MLflow loads on first use (two seconds), not with this module.
 """
@@ -16,7 +17,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +38,7 @@ from trimtab.infra.tracking.mlflow_calls import (
     new_client,
     parse_line,
 )
-from trimtab.infra.tracking.outbox import Background, Outbox, Record, left_behind
+from trimtab.infra.tracking.outbox import Background, Outbox, Record, take_over_files
 
 __all__ = ["Input", "TrackedRun", "Tracking"]
 
@@ -99,25 +102,34 @@ class Tracking:
         """Start a run; with `parent`, nested in that one. In an outage MLflow gets it later."""
         key = uuid.uuid4().hex
         all_tags = {k: str(value)[:_MAX_TAG] for k, value in (tags or {}).items()}
-        run = TrackedRun(self, tags={_KEY: key}, parent=parent, outbox=Outbox(self.outbox, key))
-        run.start(name, all_tags)
+        path = self.outbox / f"{time.time_ns():020d}-{key}.jsonl" if self.outbox else None
+        run = TrackedRun(self, tags={_KEY: key}, parent=parent, outbox=Outbox(path))
+        of_parent = (parent.run_id, parent.tags) if parent else (None, {})
+        values = {"name": name, "tags": {**all_tags, _KEY: key}, "time": _now()}
+        run.send({"create": {**values, "parent": of_parent}})
         return run
-
-    def attach(
-        self, run_id: str | None = None, tags: Mapping[str, str] | None = None
-    ) -> TrackedRun:
-        """A handle on a run that was started elsewhere, by its id, or by tags that only it has."""
-        return TrackedRun(self, run_id, tags=tags)
 
     def running(self, tags: Mapping[str, str]) -> list[str]:
         """The ids of the runs with these tags that have not ended, the newest first."""
         return self.call(lambda client: self.search(client, tags, "RUNNING")) or []
 
-    def search(self, client: Any, tags: Mapping[str, str], status: str | None = None) -> list[str]:
-        """The ids of the runs with these tags, the newest first; raises what MLflow raises."""
-        wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
-        wanted += [f"attributes.status = '{status}'"] if status else []
-        runs = client.search_runs([self.experiment_id], " and ".join(wanted))
+    def search(
+        self,
+        client: Any,
+        tags: Mapping[str, str],
+        status: str | None = None,
+        deleted: bool = False,
+    ) -> list[str]:
+        """The ids of the runs with these tags, the newest first; raises what MLflow raises.
+
+        deleted: those that a user has deleted, too.
+        """
+        from mlflow.entities import ViewType
+
+        conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        conditions += [f"attributes.status = '{status}'"] if status else []
+        view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+        runs = client.search_runs([self.experiment_id], " and ".join(conditions), view)
         return [run.info.run_id for run in runs]
 
     def call(self, function: Callable[[Any], _T]) -> _T | None:
@@ -189,10 +201,9 @@ class Tracking:
 
     def _send_unsent(self) -> None:
         for run in list(self._unsent):
-            if run.send_waiting():
-                with self._unsent_lock:
-                    if run in self._unsent and not run.has_unsent:
-                        self._unsent.remove(run)
+            run.send_waiting()
+        with self._unsent_lock:
+            self._unsent = [run for run in self._unsent if run.has_unsent]
 
     def _send_later(self) -> None:
         while True:
@@ -204,10 +215,8 @@ class Tracking:
                     return
 
     def _send_left_behind(self) -> None:
-        for outbox in left_behind(self.outbox) if self.outbox else ():
-            run = TrackedRun(self, outbox=outbox)
-            run.continue_abandoned()
-            self.send_when_back(run)
+        for outbox in take_over_files(self.outbox) if self.outbox else ():
+            self.send_when_back(TrackedRun(self, outbox=outbox, was_created=True))
         self._send_unsent()
 
     def connect(self) -> Any:
@@ -238,53 +247,43 @@ class TrackedRun:
         tags: Mapping[str, str] | None = None,
         parent: TrackedRun | None = None,
         outbox: Outbox | None = None,
+        was_created: bool = False,
     ) -> None:
-        """`tags` find it; what MLflow does not take goes to `outbox`, and is lost without one."""
+        """A run that was started elsewhere has an id, or `tags` that only it has.
+
+        was_created: MLflow may have it already.
+        """
         self.tracking = tracking
         self.run_id = run_id
         self.tags = dict(tags or {})
         self._parent = parent
-        self._outbox = outbox
-        self._was_tried = False
-        self._has_ended = False
+        self._outbox = outbox or Outbox()
+        self._was_created = was_created
         self._sending = threading.RLock()
-
-    def start(self, name: str, tags: Mapping[str, str]) -> None:
-        """Make it, or have it made later, with the time of now. Its process is known to be at it:
-        where that dies, another one ends the run.
-        """
-        parent = (self._parent.run_id, self._parent.tags) if self._parent else (None, {})
-        given = {"name": name, "tags": {**tags, **self.tags}, "time": _now(), "parent": parent}
-        if self.tracking.uri and self._outbox:
-            self._outbox.add({"create": given})
-            if not self.send_waiting():
-                self.tracking.send_when_back(self)
-
-    def continue_abandoned(self) -> None:
-        """Go on with a run that its process has left, which ends it."""
-        assert self._outbox is not None
-        self._was_tried = True
-        records = list(self._outbox.waiting)
-        self.run_id = next((str(each["run_id"]) for each in records if "run_id" in each), None)
-        if not any("end" in each for each in records):
-            self._outbox.add({"end": "KILLED", "time": int(self._outbox.written * 1000)})
 
     @property
     def has_unsent(self) -> bool:
         """Whether something waits for MLflow."""
-        return self._outbox is not None and bool(self._outbox.waiting)
+        return bool(self._outbox.waiting)
+
+    def send(self, record: Record) -> None:
+        """Send a record after all that wait: now, or once MLflow is back."""
+        if not self.tracking.uri:
+            return
+        is_next = not self.has_unsent
+        self._outbox.add(record)
+        if not (is_next and self.send_waiting()):
+            self.tracking.send_when_back(self)
 
     def send_waiting(self) -> bool:
         """Send what waits, in order; whether MLflow has all of it now."""
-        if self._outbox is None:
-            return True
         with self._sending:
             while self._outbox.waiting:
-                if not self._is_over(self._outbox.waiting[0]):
+                record = self._outbox.waiting[0]
+                if not self.tracking.attempt(partial(self._deliver, record))[0]:
+                    self._outbox.write()
                     return False
-                self._outbox.waiting.popleft()
-            if self._has_ended:
-                self._outbox.remove()
+                self._outbox.remove_first()
         return True
 
     def page(self, artifact: str = "") -> str | None:
@@ -317,33 +316,29 @@ class TrackedRun:
             "metrics": [(k, float(v), _now(), 0) for k, v in (metrics or {}).items()],
             "tags": [(k, str(v)[:_MAX_TAG]) for k, v in (tags or {}).items()],
         }
-        self._send({"batch": batch})
+        self.send({"batch": batch})
 
     def log_lines(self, lines: Sequence[str]) -> None:
         """Log the metrics in lines of a trainer's metrics.jsonl, with their steps and times."""
         points = [point for line in lines for point in parse_line(line)]
         if points:
-            self._send({"batch": {"metrics": points}})
+            self.send({"batch": {"metrics": points}})
 
     def log_artifacts(self, folder: Path, pattern: str = "**/*") -> None:
         """Copy the files below a folder to the run's artifacts, several at a time."""
-        for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
-            inner = str(path.parent.relative_to(folder))
-            record = {"artifact": (str(path.resolve()), None if inner == "." else inner)}
-            self.tracking.background.submit(partial(self._send, record))
-        self.tracking.background.wait()
+        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+        files = [(str(path.resolve()), str(path.parent.relative_to(folder))) for path in paths]
+        if files:
+            self.send({"artifacts": files})
 
     def log_inputs(self, inputs: Sequence[Input]) -> None:
         """Record the datasets that a run reads."""
         if inputs:
-            given = [(each.name, each.digest, each.source, each.context) for each in inputs]
-            self._send({"inputs": given})
+            self.send({"inputs": [astuple(dataset) for dataset in inputs]})
 
     def end(self, status: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED, with the time of now."""
-        self._send({"end": status, "time": _now()})
-        if self._has_ended:
-            self.send_waiting()
+        self.send({"end": status, "time": _now()})
 
     def __enter__(self) -> Self:
         return self
@@ -357,16 +352,6 @@ class TrackedRun:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit | TrainerStoppedError)
         self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
 
-    def _send(self, record: Record) -> None:
-        if not self.tracking.uri or (not self.has_unsent and self._is_over(record)):
-            return
-        if self._outbox is not None:
-            self._outbox.add(record)
-            self.tracking.send_when_back(self)
-
-    def _is_over(self, record: Record) -> bool:
-        return self.tracking.attempt(partial(self._deliver, record))[0]
-
     def _deliver(self, record: Record, client: Any) -> None:
         """Tell MLflow; what it has of a record already it does not get a second time."""
         kind = next(iter(record))
@@ -378,45 +363,50 @@ class TrackedRun:
         elif kind == "batch":
             log_batches(client, self.run_id, value)
         elif kind == "inputs":
-            entries = [dataset_input(Input(*each)) for each in value]
+            datasets = [dataset_input(Input(*fields)) for fields in value]
             # MLflow checks for the dataset and then inserts it: two that log one would collide.
             with _one_input_at_a_time:
-                client.log_inputs(self.run_id, entries)
-        elif kind == "artifact" and Path(value[0]).is_file():
-            client.log_artifact(self.run_id, *value)
-        elif kind == "end":
+                client.log_inputs(self.run_id, datasets)
+        elif kind == "artifacts":
+            with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+                list(pool.map(partial(self._copy, client), value))  # raises what a copy has raised
+        elif kind == "end" and not (record.get("unless_ended") and self._has_ended(client)):
             client.set_terminated(self.run_id, value, end_time=record["time"])
-            self._has_ended = True
 
-    def _create(self, client: Any, given: Mapping[str, Any]) -> None:
+    def _copy(self, client: Any, file: tuple[str, str]) -> None:
+        path, inner = file
+        if Path(path).is_file():
+            client.log_artifact(self.run_id, path, None if inner == "." else inner)
+
+    def _has_ended(self, client: Any) -> bool:
+        return bool(client.get_run(self.run_id).info.status != "RUNNING")
+
+    def _create(self, client: Any, values: Mapping[str, Any]) -> None:
         if self.run_id is not None:
             return
-        tags, tracking = dict(given["tags"]), self.tracking
-        # It may have been made though the answer was lost.
-        made = tracking.search(client, {_KEY: tags[_KEY]}) if self._was_tried else []
-        self._was_tried = True
-        if made:
-            self.run_id = made[0]
-        else:
-            if parent := self._id_of_parent(client, *given["parent"]):
-                tags["mlflow.parentRunId"] = parent
-            run = client.create_run(tracking.experiment_id, given["time"], tags, given["name"])
-            self.run_id = str(run.info.run_id)
-        if self._outbox is not None:
-            self._outbox.note({"run_id": self.run_id})
+        tags, tracking = dict(values["tags"]), self.tracking
+        # It may have been created though the answer was lost, and deleted by a user since.
+        was_created, self._was_created = self._was_created, True
+        if was_created and (runs := tracking.search(client, {_KEY: tags[_KEY]}, deleted=True)):
+            self.run_id = runs[0]
+            return
+        if parent := self._id_of_parent(client, *values["parent"]):
+            tags["mlflow.parentRunId"] = parent
+        run = client.create_run(tracking.experiment_id, values["time"], tags, values["name"])
+        self.run_id = str(run.info.run_id)
 
     def _id_of_parent(self, client: Any, known: str | None, tags: Mapping[str, str]) -> str | None:
         parent = self._parent
         if parent is None:
             return known or (next(iter(self.tracking.search(client, tags)), None) if tags else None)
-        found = parent.find(client)
-        if found is None and (parent.has_unsent or parent.tags.keys() != {_KEY}):
+        run_id = parent.find(client)
+        if run_id is None and (parent.has_unsent or parent.tags.keys() != {_KEY}):
             raise ConnectionError("the MLflow run of the flow is not there yet")
-        return found
+        return run_id
 
     def find(self, client: Any) -> str | None:
         """Its id, making it now where it was to be made, or looking for it by its tags."""
-        if self.run_id is None and self._outbox is not None:
+        if self.run_id is None and self.has_unsent:
             self.send_waiting()
         elif self.run_id is None and self.tags:
             self.run_id = next(iter(self.tracking.search(client, self.tags, "RUNNING")), None)

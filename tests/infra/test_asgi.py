@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trimtab.infra import asgi
-from trimtab.infra.prefect.app import checked
+from trimtab.infra.prefect.app import add_checks
 
 LOGIN = "trimtab:secret"
 RIGHT = b64encode(LOGIN.encode())
@@ -32,7 +32,7 @@ def _answered(headers: list[tuple[bytes, bytes]], receive: asgi.Receive) -> int:
 
     async def ask() -> None:
         scope = {"type": "http", "method": "POST", "path": "/api/flow_runs/", "headers": headers}
-        await checked(app, LOGIN)(scope, receive, send)
+        await add_checks(app, LOGIN)(scope, receive, send)
 
     asyncio.run(ask())
     return int(statuses[0])
@@ -69,7 +69,7 @@ def test_a_body_that_does_not_end_is_waited_for_no_longer(monkeypatch: pytest.Mo
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     start = time.monotonic()
-    assert asyncio.run(asgi.received(slow, 1000)) is None
+    assert asyncio.run(asgi.read_request(slow, 1000)) is None
     assert time.monotonic() - start < 5
 
 
@@ -80,6 +80,6 @@ def test_a_body_of_many_small_parts_takes_the_time_of_its_bytes() -> None:
         return next(parts, {"type": "http.request", "body": b"y"})
 
     start = time.monotonic()
-    found = asyncio.run(asgi.received(receive, 1 << 20))
+    found = asyncio.run(asgi.read_request(receive, 1 << 20))
     assert found is not None and found["body"] == b"x" * 100_000 + b"y"
     assert time.monotonic() - start < 5

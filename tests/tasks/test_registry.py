@@ -301,15 +301,15 @@ def test_going_back_is_done_again_after_a_failure_halfway(
     for number in (1, 2):
         made = {"reward_model": runs.published("reward_model", f"halfway-{number}")}
         runs.end("halfway", {1: f"halfway-policy-{number}"}, champion=1, scorers=made)
-    give = Registry.give
+    give_alias = Registry.give_alias
 
     def stopped_at_the_policy(registry: Registry, version: Version, alias: str) -> None:
         if version.name == model_name("halfway"):
             raise KeyboardInterrupt
-        give(registry, version, alias)
+        give_alias(registry, version, alias)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "give", stopped_at_the_policy)
+        patch.setattr(Registry, "give_alias", stopped_at_the_policy)
         with pytest.raises(KeyboardInterrupt):
             roll_back("halfway", None)
     assert [each.number for each in roll_back("halfway", None)] == ["1", "1"]

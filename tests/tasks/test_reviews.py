@@ -14,7 +14,13 @@ from trimtab.infra.store.store import Store, open_store
 from trimtab.models.data.external_votes import ReviewError
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import sources
-from trimtab.tasks.sources import SPLITS, import_review, import_source, keep_review, one_a_line
+from trimtab.tasks.sources import (
+    SPLITS,
+    import_review,
+    import_source,
+    keep_review,
+    put_one_object_a_line,
+)
 
 LINE = '{"id": "train-1", "verdict": "flip", "note": null}\n'
 
@@ -106,8 +112,8 @@ def test_a_worker_s_run_reads_no_file_of_the_store_but_reviews(
 
 def test_ends_of_lines_that_a_form_has_lost_come_back() -> None:
     pretty = json.dumps({"id": "b", "note": "1\u2028\n2"}, indent=1, ensure_ascii=False)
-    lines = one_a_line(LINE.strip() + LINE + pretty).splitlines(keepends=True)
-    found = one_a_line(LINE.strip() + LINE + pretty).split("\n")
+    lines = put_one_object_a_line(LINE.strip() + LINE + pretty).splitlines(keepends=True)
+    found = put_one_object_a_line(LINE.strip() + LINE + pretty).split("\n")
     assert found[:2] == [LINE.strip()] * 2 and len(lines) > 3
     assert json.loads(found[2]) == {"id": "b", "note": "1\u2028\n2"} and found[3:] == [""]
-    assert one_a_line('{"id": "a"} and {') == '{"id": "a"} and {'
+    assert put_one_object_a_line('{"id": "a"} and {') == '{"id": "a"} and {'

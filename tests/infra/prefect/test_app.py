@@ -26,7 +26,7 @@ from trimtab.infra.prefect.app import (
     MAX_CREATED,
     RUN_TAGS,
     check_schemas_once,
-    fault_of,
+    find_fault,
 )
 
 LEASE = "00000000-0000-0000-0000-000000000000"
@@ -98,19 +98,19 @@ ASKED = [
 def test_what_only_a_run_can_say_is_refused(body: dict[str, Any]) -> None:
     for given in (body, [{}, body]):
         for encoding in ("utf-8", "utf-16"):
-            assert fault_of(json.dumps(given).encode(encoding))
+            assert find_fault(json.dumps(given).encode(encoding))
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe\xfd", b"[" * 300_000, b""])
 def test_what_is_no_json_is_refused(body: bytes) -> None:
-    fault = fault_of(body)
+    fault = find_fault(body)
     assert fault is not None and fault.startswith("the body is no JSON")
 
 
 @pytest.mark.parametrize("body", ASKED, ids=lambda body: json.dumps(body)[:60])
 def test_what_clients_ask_for_is_passed_on(body: dict[str, Any]) -> None:
     for given in (body, [body, body]):
-        assert fault_of(json.dumps(given).encode()) is None
+        assert find_fault(json.dumps(given).encode()) is None
 
 
 class _OneRun:

@@ -47,8 +47,8 @@ class _Models:
         return version.number
 
     def roll_back(self, alias: str, to: str | None = None) -> Version:
-        version = self.registry.earlier(self.name, alias, to)
-        self.registry.give(version, alias)
+        version = self.registry.find_earlier(self.name, alias, to)
+        self.registry.give_alias(version, alias)
         return version
 
     def downloaded(self, which: str) -> str:
@@ -126,7 +126,7 @@ def test_going_back(models: _Models) -> None:
     with pytest.raises(RegistryError, match="has no version '7'; it has 1, 2, 3"):
         models.roll_back("champion", "7")
     with pytest.raises(RegistryError, match="no version of .* is champion"):
-        models.registry.earlier("nobody", "champion")
+        models.registry.find_earlier("nobody", "champion")
 
 
 def test_found_by_alias_or_number(models: _Models) -> None:
@@ -154,19 +154,19 @@ def test_an_outage_is_an_error_that_says_what_to_do(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     tracking = Tracking("http://127.0.0.1:9", "toy")
     with pytest.raises(RegistryError, match=r"127\.0\.0\.1:9.*run the same command again"):
-        Registry(tracking).register(tracking.attach("x"), "m", tmp_path, identity={"a": "b"})
+        Registry(tracking).register(TrackedRun(tracking, "x"), "m", tmp_path, identity={"a": "b"})
 
 
 def test_a_run_that_began_in_an_outage_cannot_keep_a_model(models: _Models) -> None:
     with pytest.raises(RegistryError, match="could not be reached when this run began"):
         models.registry.register(
-            models.tracking.attach(None), models.name, models.folder, identity={"digest": "x"}
+            TrackedRun(models.tracking), models.name, models.folder, identity={"digest": "x"}
         )
 
 
 def test_with_tracking_off_nothing_is_registered(tmp_path: Path) -> None:
     off = Tracking("", "")
     with pytest.raises(RegistryError, match="switched off"):
-        Registry(off).register(off.attach(None), "m", tmp_path, identity={})
+        Registry(off).register(TrackedRun(off), "m", tmp_path, identity={})
     with pytest.raises(RegistryError, match="switched off"):
         Registry(off).find("m", "champion")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import resource
 import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.settings import Settings, SettingsError
 from trimtab.infra.tracking.mlflow_calls import follow_move
 from trimtab.infra.tracking.registry import Registry
-from trimtab.infra.tracking.runs import Input, Tracking
+from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
 
 
 @pytest.fixture(scope="module")
@@ -306,20 +311,130 @@ def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) 
         follow_move(tmp_path / "mlartifacts")
 
 
+@contextmanager
+def _full_disk(path: Path) -> Iterator[None]:
+    """Files of this process may grow to a few bytes more than this one has."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _file_of(run: TrackedRun) -> Path:
+    assert run.tracking.outbox is not None
+    (path,) = run.tracking.outbox.glob(f"*-{run.tags['trimtab.run']}.jsonl")
+    return path
+
+
+def _next_process(settings: Settings, run: TrackedRun) -> None:
+    """As if the process of a run were gone: another one sends what it has left."""
+    path = _file_of(run)
+    assert run._outbox._stream is not None
+    run._outbox._stream.close()
+    tracking = Tracking.from_settings(settings, "toy")
+    tracking.connect()
+    tracking.flush()
+    assert not path.exists()
+
+
 def test_a_full_disk_leaves_no_file_by_which_a_finished_run_is_killed(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracking = Tracking.from_settings(settings, "toy")
     run = tracking.start_run("full")
-    assert tracking.outbox is not None and run._outbox is not None
-    (path,) = tracking.outbox.glob("*.jsonl")
-    run._outbox._stream = open("/dev/full", "w")  # noqa: SIM115  (its close fails, too)
+    path = _file_of(run)
     tracking._down_until = time.monotonic() + 60
-    run.log(metrics={"loss": 1.0})
-    run.log(metrics={"loss": 2.0})
+    with _full_disk(path):
+        run.log(metrics={"loss": 1.0})
+        run.log(metrics={"loss": 2.0})
     assert len([r for r in caplog.records if "in memory only" in r.message]) == 1
+    run._outbox._stream = FileIO("/dev/full", "w")
     run.end()
     tracking.flush()
     assert not path.exists()  # or the next process would end the run as KILLED
     ended = _client(settings).get_run(run.run_id)
     assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 2.0})
+
+
+@pytest.mark.parametrize("by", ["the next record", "the next try"])
+def test_what_a_full_disk_refused_is_written_when_it_has_space_again(
+    settings: Settings, by: str
+) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("full for a while")
+    tracking._down_until = time.monotonic() + 60
+    with _full_disk(_file_of(run)):
+        run.log(metrics={"loss": 1.0})
+        if by == "the next try":
+            run.end()
+    run.end() if by == "the next record" else run.send_waiting()
+    _next_process(settings, run)
+    ended = _client(settings).get_run(run.run_id)
+    assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 1.0})
+
+
+def test_what_mlflow_has_after_an_outage_is_in_no_file(settings: Settings) -> None:
+    """Neither that a run was created nor any metric is sent a second time."""
+    tracking = Tracking.from_settings(settings, "toy")
+    tracking._down_until = time.monotonic() + 60
+    run = tracking.start_run("created later")
+    for step in range(100):
+        run.log_lines([_line(step, loss=1.0)])
+    path = _file_of(run)
+    assert path.read_text().count("loss") == 100
+    tracking.flush()
+    assert path.read_text().count("\n") == 1 and "loss" not in path.read_text()
+    _next_process(settings, run)
+    killed = _client(settings).get_run(run.run_id)
+    assert (killed.info.status, killed.data.metrics) == ("KILLED", {"loss": 1.0})
+    assert len(tracking.search(_client(settings), run.tags)) == 1
+
+
+def test_a_run_that_a_user_has_deleted_is_not_created_again(settings: Settings) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("deleted")
+    _client(settings).delete_run(run.run_id)
+    _next_process(settings, run)
+    assert tracking.search(_client(settings), run.tags) == []
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_sent(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("left")
+    unreadable = _file_of(run).with_name("0.jsonl")
+    unreadable.mkdir()
+    try:
+        _next_process(settings, run)
+    finally:
+        unreadable.rmdir()
+    assert _client(settings).get_run(run.run_id).info.status == "KILLED"
+    assert [r for r in caplog.records if "0.jsonl" in r.message and "Is a directory" in r.message]
+
+
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_a_file_that_cannot_be_removed_ends_no_finished_run_as_killed(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    disk_is_full: bool,
+) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("cannot be removed")
+    path = _file_of(run)
+    if disk_is_full:  # nor does the file say that the run has ended
+        run._outbox._stream = FileIO("/dev/full", "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", _refuse_to_write)
+        run.end()
+    assert path.exists()
+    assert any(path.name in record.message for record in caplog.records)
+    _next_process(settings, run)
+    assert _client(settings).get_run(run.run_id).info.status == "FINISHED"
+
+
+def _refuse_to_write(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EROFS, "the file system is read-only")
