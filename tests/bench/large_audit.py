@@ -27,9 +27,8 @@ from typing import Any
 
 import psutil
 
+from tests.bench.browser import Browser, browser
 from tests.bench.material import prose_of
-from tests.tools.audit_page import SHOWN, give
-from tests.tools.browser import Browser, browser
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.stages import preferences
 from trimtab.models.training.stage import Stage
@@ -175,22 +174,29 @@ def browser_times(page: Browser, path: Path, number: int) -> dict[str, float]:
     found = {}
     started = time.monotonic()
     page.open(path)
-    page.wait(SHOWN)
+    page.wait("document.getElementById('content')?.children.length > 0")
     found["seconds to the first pair"] = time.monotonic() - started
     page.wait("document.readyState === 'complete'")
     found["seconds to the end of the page"] = time.monotonic() - started
     page.run(FRAMES.read_text("utf-8"))
     started = time.monotonic()
-    give(page, "kind", "contradicts it: looks wrong")
+    _set(page, "kind", "contradicts it: looks wrong")
     found["seconds to filter"] = time.monotonic() - started
     page.run("window.longest = 0")
-    give(page, "search", "no such word", "input")
+    _set(page, "search", "no such word", "input")
     said = f"0 of {number:,} pairs"
     found["seconds to search all texts"] = page.wait(
         f"document.getElementById('count').textContent === {said!r}"
     )
     found["seconds without an answer meanwhile"] = page.run("window.longest") / 1000
     return found
+
+
+def _set(page: Browser, control: str, value: str, event: str = "change") -> None:
+    page.run(
+        f"(() => {{ const control = document.getElementById({control!r});"
+        f"control.value = {value!r}; control.dispatchEvent(new Event({event!r})); }})()"
+    )
 
 
 if __name__ == "__main__":
