@@ -19,13 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from inspect import Signature
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow_engine
 from prefect.exceptions import ParameterTypeError
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
-from prefect.utilities.callables import get_parameter_defaults
+from prefect.utilities import callables
+from prefect.utilities.callables import ParameterSchema, get_parameter_defaults
 
 from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.prefect.fence import watch_for_newer_start
@@ -84,6 +86,23 @@ def _flow_parameters(flow: Flow[..., Any], flow_run: Any, parameters: Any) -> di
 
 
 flow_engine._flow_parameters = _flow_parameters
+
+
+_generated_by_prefect = callables.generate_parameter_schema
+_schemas: list[tuple[Signature, dict[str, str], ParameterSchema]] = []
+
+
+def _generate_schema_once(signature: Signature, docstrings: dict[str, str]) -> ParameterSchema:
+    """As Prefect's own, which makes a flow's schema, half a second's work, thrice to deploy it."""
+    for *known, schema in _schemas:  # a list as a default has no hash
+        if known == [signature, docstrings]:
+            return schema.model_copy(deep=True)
+    schema = _generated_by_prefect(signature, docstrings)
+    _schemas.append((signature, docstrings, schema.model_copy(deep=True)))
+    return schema
+
+
+callables.generate_parameter_schema = _generate_schema_once
 
 
 def _has_reference(value: Any) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
@@ -59,20 +59,34 @@ def create_app() -> App:
 
 
 def check_schemas_once() -> None:
-    """Have Prefect check a schema of parameters the first time it comes, and no more after that.
+    """Have Prefect check a definition of a schema of parameters the first time it comes only.
 
-    It would at every run that is started: for Trimtab's 0.6 s, in which it answers nobody.
+    It would check all of a schema four times as a deployment is made, and at every run that is
+    started: for Trimtab's 0.6 s, in which it answers nobody. Flows have most definitions in common.
     """
+    from jsonschema import Draft202012Validator
     from prefect.utilities.schema_tools import validation
 
-    validator: Any = validation._VALIDATOR
-    check = validator.check_schema
+    validators: Any = (Draft202012Validator, validation._VALIDATOR)
+    for validator in validators:
+        validator.check_schema = _check_parts_once(validator.check_schema)
 
-    @lru_cache(maxsize=32)
+
+def _check_parts_once(check: Callable[[Any], None]) -> Callable[..., None]:
+    """`check` of a schema without its definitions, and of each of these, unless it has passed."""
+
+    @lru_cache(maxsize=1024)
     def check_text(schema: str) -> None:
         check(json.loads(schema))
 
-    validator.check_schema = lambda schema, **_: check_text(json.dumps(schema))
+    def check_parts(schema: Any, **_: Any) -> None:
+        parts = [schema]
+        if isinstance(schema, dict) and isinstance(schema.get("definitions"), dict):
+            parts = [{**schema, "definitions": {}}, *schema["definitions"].values()]
+        for part in parts:
+            check_text(json.dumps(part))
+
+    return check_parts
 
 
 def add_checks(app: App, login: str | None = None) -> App:

@@ -48,39 +48,39 @@ def measure(options: argparse.Namespace, scratch: Path) -> None:
     """Audit a drawn file in `scratch`, and print what each voter finds."""
     turned = _draw(options, scratch / "pairs.jsonl")
     os.environ["TRIMTAB_HOME"] = str(scratch / "home")
-    given = ["audit", str(scratch / "pairs.jsonl"), "--budget", options.budget, "--name", "audit"]
-    if status := trimtab([*given, "ensemble.self_test_share=0"]):
+    command = ["audit", str(scratch / "pairs.jsonl"), "--name", "audit", "--budget"]
+    if status := trimtab([*command, options.budget, "ensemble.self_test_share=0"]):
         raise SystemExit(status)
     folder = scratch / "home" / "reports" / "audit"
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
     is_wrong = torch.tensor([row["id"] in turned for row in rows])
     columns = zip(*(row["differences"] for row in rows), strict=True)
-    votes = torch.tensor([[math.nan if d is None else d for d in own] for own in columns])
+    votes = torch.tensor([[math.nan if d is None else d for d in gaps] for gaps in columns])
     print("| voter | AUROC | with those above |\n|---|---|---|")
     so_far: list[torch.Tensor] = []
     for name, count in _voters(folder):
-        own, votes = votes[:count].nanmean(0), votes[count:]  # of several parts one votes
-        so_far.append(own)
+        gaps, votes = votes[:count].nanmean(0), votes[count:]  # of several parts one votes
+        so_far.append(gaps)
         together = torch.stack(so_far)
-        cells = [_shown(each, is_wrong, options.seed) for each in (own[None], together)]
+        cells = [_shown(votes_of, is_wrong, options.seed) for votes_of in (gaps[None], together)]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
 def _shown(votes: torch.Tensor, is_wrong: torch.Tensor, seed: int) -> str:
     everywhere = torch.ones(len(is_wrong), dtype=torch.bool)
     strength, _, _ = calibrated_strength(votes, everywhere, ~votes.isnan())
-    found = auroc_estimate(-strength, is_wrong, seed)
-    assert found is not None
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    auroc = auroc_estimate(-strength, is_wrong, seed)
+    assert auroc is not None
+    return f"{auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}]"
 
 
 def _voters(folder: Path) -> list[tuple[str, int]]:
     """The voters in order: the name of each, and how many members it is."""
     settings: dict[str, Any] = read_run(folder)["settings"]
-    kinds = [EmbeddingModelConfig.model_validate(each) for each in settings["embedding_models"]]
-    found = [(STRENGTH_NAMES[kind.name], 1) for kind in kinds]
+    kinds = [EmbeddingModelConfig.model_validate(kind) for kind in settings["embedding_models"]]
+    voters = [(STRENGTH_NAMES[kind.name], 1) for kind in kinds]
     size = settings.get("ensemble.cross_fitted.size")
-    return [*found, (f"{size} reward models", size)] if size else found
+    return [*voters, (f"{size} reward models", size)] if size else voters
 
 
 def _draw(options: argparse.Namespace, path: Path) -> set[str]:
@@ -95,8 +95,8 @@ def _draw(options: argparse.Namespace, path: Path) -> set[str]:
         for row in drawn:
             answers = (row["chosen"], row["rejected"])
             chosen, rejected = answers[::-1] if row["id"] in turned else answers
-            kept = {name: row[name] for name in ("id", "prompt", "category")}
-            stream.write(json.dumps({**kept, "chosen": chosen, "rejected": rejected}) + "\n")
+            fields = {name: row[name] for name in ("id", "prompt", "category")}
+            stream.write(json.dumps({**fields, "chosen": chosen, "rejected": rejected}) + "\n")
     return turned
 
 

@@ -44,13 +44,13 @@ def main() -> None:
 def _milliseconds(
     save: Callable[..., None], folder: Path, state: dict[str, Any], num_runs: int
 ) -> float:
-    found = []
+    times = []
     for step in range(num_runs):
         started = time.perf_counter()
         save(folder, step, state)
-        found.append(1000 * (time.perf_counter() - started))
+        times.append(1000 * (time.perf_counter() - started))
         finish_saving()
-    return median(found)
+    return median(times)
 
 
 if __name__ == "__main__":

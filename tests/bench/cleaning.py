@@ -128,29 +128,29 @@ def read_cells(path: Path) -> list[dict[str, Any]]:
 
 def measured(cell: Cell, case: Case) -> dict[str, Any]:
     """Numbers of a cell: of pairs, of each method, and of each treatment."""
-    found = find(case, cell.seed)
+    methods = find(case, cell.seed)
     row: dict[str, Any] = {
         "num_pairs": len(case.wrong),
         "num_test": len(case.test.rows),
         "num_wrong": int(case.wrong.sum()),
-        "finding": {name: scores(each, case.wrong) for name, each in found.items()},
+        "finding": {name: scores(method, case.wrong) for name, method in methods.items()},
     }
     if (cell.kind, cell.share) in TRAINED:
-        row["training"] = {name: round(value, 4) for name, value in train_on(case, found).items()}
+        row["training"] = {name: round(value, 4) for name, value in train_on(case, methods).items()}
     return row
 
 
-def scores(found: Found, wrong: Any) -> dict[str, float]:
+def scores(method: Found, wrong: Any) -> dict[str, float]:
     """How well a method finds the wrong labels; share_flagged and seconds where there are none."""
-    result = {"share_flagged": found.flagged.mean(), "seconds": found.seconds}
+    result = {"share_flagged": method.flagged.mean(), "seconds": method.seconds}
     if wrong.any():
         result |= {
-            "auroc": roc_auc_score(wrong, -found.strength),
-            "average_precision": average_precision_score(wrong, -found.strength),
-            "recall": found.flagged[wrong].mean(),
+            "auroc": roc_auc_score(wrong, -method.strength),
+            "average_precision": average_precision_score(wrong, -method.strength),
+            "recall": method.flagged[wrong].mean(),
         }
-        if found.flagged.any():
-            result["precision"] = wrong[found.flagged].mean()
+        if method.flagged.any():
+            result["precision"] = wrong[method.flagged].mean()
     return {name: round(float(value), 4) for name, value in result.items()}
 
 

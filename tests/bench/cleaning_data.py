@@ -80,37 +80,37 @@ def read_pool(sources: Sequence[Source], folder: Path, name: str) -> Pool:
     return Pool(pairs, _vectors(pairs, folder / f"{name}.npy"))
 
 
-def _vectors(pairs: Sequence[PreferencePair], kept: Path) -> dict[str, Array]:
+def _vectors(pairs: Sequence[PreferencePair], path: Path) -> dict[str, Array]:
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.chosen, pair.rejected)))
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.save(kept, embed(texts, ENCODER).vectors.astype(np.float16))
-    return dict(zip(texts, np.load(kept).astype(np.float32), strict=True))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, embed(texts, ENCODER).vectors.astype(np.float16))
+    return dict(zip(texts, np.load(path).astype(np.float32), strict=True))
 
 
-def read_world(folder: Path, kept: Path) -> Pool:
+def read_world(folder: Path, vectors: Path) -> Pool:
     """The synthetic world's pairs that are clear, labelled by the gold scorer; made in `folder`
     unless they are there: what SFT of the recipe `default` answers, compared, with no label turned
     round on purpose."""
-    made, config = folder / "comparisons" / "output", default()
-    if not (made / "summary.json").exists():
+    output, config = folder / "comparisons" / "output", default()
+    if not (output / "summary.json").exists():
         work = {name: folder / name for name in ("world", "sft", "comparisons")}
-        for each in work.values():
-            each.mkdir(parents=True, exist_ok=True)
+        for path in work.values():
+            path.mkdir(parents=True, exist_ok=True)
         data, policy = work["world"] / "output", work["sft"] / "output"
         world.run(config.world, Stage({}, work["world"]))
         sft.run(config.sft, Stage({"data": data}, work["sft"]))
         as_judged = config.comparisons.model_copy(update={"flip_share": 0.0})
         inputs = {"data": data, "policy": policy}
         comparisons.run(as_judged, Stage(inputs, work["comparisons"]))
-    truth = {row["id"]: row for row in read_rows(made / "truth.jsonl") if row["kind"] == "clear"}
+    truth = {row["id"]: row for row in read_rows(output / "truth.jsonl") if row["kind"] == "clear"}
     pairs = []
-    for row in (row for split in SPLITS for row in read_rows(made / f"{split}.jsonl")):
-        if own := truth.get(row["id"]):
+    for row in (row for split in SPLITS for row in read_rows(output / f"{split}.jsonl")):
+        if gold := truth.get(row["id"]):
             texts = [row["chosen"], row["rejected"]]
-            better, worse = reversed(texts) if own["is_wrong"] else texts
+            better, worse = reversed(texts) if gold["is_wrong"] else texts
             pairs.append(PreferencePair(row["id"], row["prompt"], better, worse, row["category"]))
-    return Pool(pairs, _vectors(pairs, kept / "world.npy"), truth)
+    return Pool(pairs, _vectors(pairs, vectors / "world.npy"), truth)
 
 
 def clear_votes(pair: PreferencePair) -> int:
@@ -130,8 +130,8 @@ def voted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
     held_out = set(generator.permutation(topics)[: round(HELD_OUT * len(topics))].tolist())
     clear = [pair for pair in pool.pairs if clear_votes(pair) >= CLEAR]
     test = [pair for pair in clear if pair.category in held_out]
-    asked = pool.pairs if kind == "natural" else clear
-    rest = [pair for pair in asked if pair.category not in held_out]
+    labelled = pool.pairs if kind == "natural" else clear
+    rest = [pair for pair in labelled if pair.category not in held_out]
     drawn = generator.choice(len(rest), min(NUM_PAIRS, len(rest)), replace=False)
     train = [rest[place] for place in drawn]
     if kind == "natural":
@@ -147,15 +147,15 @@ def planted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
     """Pairs that are taken to be labelled right, with planted errors; test pairs are of other
     prompts. In the synthetic world closer pairs are its harder ones (`drawn_hard`)."""
     generator = np.random.default_rng(seed)
-    whole = pool.answers(pool.pairs)
-    prompts = generator.permutation(int(whole.prompt.max()) + 1)
-    is_test = np.isin(whole.prompt, prompts[: round(HELD_OUT * len(prompts))])
-    train = whole[np.flatnonzero(~is_test)]
+    answers = pool.answers(pool.pairs)
+    prompts = generator.permutation(int(answers.prompt.max()) + 1)
+    is_test = np.isin(answers.prompt, prompts[: round(HELD_OUT * len(prompts))])
+    train = answers[np.flatnonzero(~is_test)]
     if pool.truth and kind == "closeness":
         wrong = drawn_hard([pool.truth[row["id"]] for row in train.rows], train.rows, rate, seed)
     else:
         wrong = drawn_wrong(kind, rate, train, generator)
-    test, has_gold = whole[np.flatnonzero(is_test)], bool(pool.truth)
+    test, has_gold = answers[np.flatnonzero(is_test)], bool(pool.truth)
     return Case(with_flips(train, wrong), wrong, test, not has_gold, has_gold)
 
 
@@ -166,8 +166,8 @@ def drawn_hard(
     comparisons turns them round under `noise=by_difficulty`."""
     rng = random.Random(f"hard/{seed}")
     pairs = []
-    for own, row in zip(truth, rows, strict=True):
-        better, worse = sorted((own["gold_chosen"], own["gold_rejected"]), reverse=True)
+    for gold, row in zip(truth, rows, strict=True):
+        better, worse = sorted((gold["gold_chosen"], gold["gold_rejected"]), reverse=True)
         texts = (row["prompt"], row["chosen"], row["rejected"])
         pairs.append(LabelledPair(*texts, "clear", 1, better, worse, flip_draw=rng.random()))
     return np.array([pair.kind == "flipped" for pair in flip_hard_pairs(pairs, rate)])
@@ -195,9 +195,9 @@ def drawn_wrong(kind: str, rate: float, right: Answers, generator: np.random.Gen
         weight = np.exp(-STEEPNESS * gap / np.median(gap))
     # The first of exponential clocks that run at these rates.
     first = np.argsort(generator.exponential(size=count) / np.maximum(weight, 1e-9))
-    found = np.zeros(count, bool)
-    found[first[: round(rate * count)]] = True
-    return found
+    wrong = np.zeros(count, bool)
+    wrong[first[: round(rate * count)]] = True
+    return wrong
 
 
 def gaps_by_words(right: Answers) -> Array:
@@ -213,7 +213,9 @@ def gaps_by_words(right: Answers) -> Array:
     gap = np.zeros(len(side))
     prompts = int(right.prompt.max()) + 1
     for _, held_out in KFold(5, shuffle=True, random_state=0).split(np.arange(prompts)):
-        own = np.isin(right.prompt, held_out)
+        is_held_out = np.isin(right.prompt, held_out)
         model = LogisticRegression(C=10.0, fit_intercept=False, max_iter=1000)
-        gap[own] = model.fit(oriented[~own], side[~own]).decision_function(difference[own])
+        gap[is_held_out] = model.fit(oriented[~is_held_out], side[~is_held_out]).decision_function(
+            difference[is_held_out]
+        )
     return gap

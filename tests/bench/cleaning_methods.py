@@ -69,43 +69,43 @@ def find(case: Case, seed: int) -> dict[str, Found]:
     """Every method on the pairs of a case."""
     train = case.train
     random = np.random.default_rng(seed).permutation(len(train.rows))
-    found = {"at random": Found(random, np.zeros(len(random), bool), 0.0)}
+    methods = {"at random": Found(random, np.zeros(len(random), bool), 0.0)}
     length = difference_of(train, PLAIN)[:, -1]
-    found["length"] = Found(length, length < 0, 0.0)
-    found |= _by_learning(case)
-    configs = {VOTERS[each.name]: each for each in audit().embedding_models}
-    voters = {name: _timed(_gap(train, each)) for name, each in configs.items()}
+    methods["length"] = Found(length, length < 0, 0.0)
+    methods |= _by_learning(case)
+    configs = {VOTERS[config.name]: config for config in audit().embedding_models}
+    voters = {name: _timed(_gap(train, config)) for name, config in configs.items()}
     once = configs[LINEAR].model_copy(update={"second_fit": False})
     plain = _timed(_gap(train, once))
     before = {**voters, LINEAR: plain}
     del before[VOTERS["ratings"]]
-    found |= {f"{LINEAR}, fitted once": plain} | voters
-    found |= {BEFORE: _combined(before), AUDIT: _combined(voters)}
+    methods |= {f"{LINEAR}, fitted once": plain} | voters
+    methods |= {BEFORE: _combined(before), AUDIT: _combined(voters)}
     for accuracy in JUDGES if case.has_gold else ():
         name, judged = f"a judge that is right in {accuracy:.0%}", judge(train, accuracy, seed)
-        found |= {name: judged, f"the audit and {name}": _combined({**voters, name: judged})}
-    return found
+        methods |= {name: judged, f"the audit and {name}": _combined({**voters, name: judged})}
+    return methods
 
 
 def judge(train: Answers, accuracy: float, seed: int) -> Found:
     """The synthetic world's gold scorer, whose verdict on a pair is right with this probability,
     whatever the pair and its label."""
-    asked = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in train.rows]
+    questions = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in train.rows]
     start = time.process_time()
     with TemporaryDirectory() as folder:
         config = JudgeConfig(gold_accuracy=accuracy)
-        verdicts = build_judge(config, Path(folder), seed).compare(asked)
-    prefers = np.array([(each.shown_first + each.shown_second) / 2 for each in verdicts])
+        verdicts = build_judge(config, Path(folder), seed).compare(questions)
+    prefers = np.array([(verdict.shown_first + verdict.shown_second) / 2 for verdict in verdicts])
     return Found(logit(prefers), prefers < 0.5, time.process_time() - start)
 
 
 def _combined(voters: dict[str, Found]) -> Found:
     """The calibrated vote."""
     start = time.process_time()
-    gaps = np.stack([each.strength for each in voters.values()])
+    gaps = np.stack([voter.strength for voter in voters.values()])
     everyone = torch.ones(gaps.shape[1], dtype=torch.bool)
     strength = calibrated_strength(torch.from_numpy(gaps), everyone)[0].numpy()
-    took = time.process_time() - start + sum(each.seconds for each in voters.values())
+    took = time.process_time() - start + sum(voter.seconds for voter in voters.values())
     return Found(strength, strength < 0, took, gaps)
 
 
@@ -115,8 +115,8 @@ def _gap(train: Answers, config: EmbeddingModelConfig) -> Callable[[], Array]:
 
     def gap() -> Array:
         scores = preference_scores(answers, config)[0]["train"]
-        found: Array = scores[:, 0] - scores[:, 1]
-        return found
+        difference: Array = scores[:, 0] - scores[:, 1]
+        return difference
 
     return gap
 
@@ -132,16 +132,16 @@ def _by_learning(case: Case) -> dict[str, Found]:
     in-sample."""
     category = np.array([str(row["category"]) for row in case.train.rows])
     groups = [category == name for name in np.unique(category)] if case.has_categories else []
-    parts = [(own, _confident_learning(case.train[np.flatnonzero(own)])) for own in groups]
+    parts = [(is_in, _confident_learning(case.train[np.flatnonzero(is_in)])) for is_in in groups]
     parts = parts or [(np.ones(len(category), bool), _confident_learning(case.train))]
-    found = {}
+    combined = {}
     for name in (LEARNING, IN_SAMPLE):
         strength, flagged = np.zeros(len(category)), np.zeros(len(category), bool)
-        for own, methods in parts:
-            strength[own], flagged[own] = methods[name].strength, methods[name].flagged
+        for is_in, methods in parts:
+            strength[is_in], flagged[is_in] = methods[name].strength, methods[name].flagged
         took = sum(methods[name].seconds for _, methods in parts)
-        found[name] = Found(strength, flagged, took)
-    return found
+        combined[name] = Found(strength, flagged, took)
+    return combined
 
 
 def _confident_learning(train: Answers) -> dict[str, Found]:
@@ -156,7 +156,7 @@ def _confident_learning(train: Answers) -> dict[str, Found]:
     label = np.arange(len(difference)) % 2
     side = 2 * label - 1
     oriented = difference * side[:, None]
-    own = (np.arange(len(label)), label)
+    label_entries = (np.arange(len(label)), label)
 
     def model(penalty: float) -> LogisticRegression:
         return LogisticRegression(C=penalty, fit_intercept=False, max_iter=1000)
@@ -165,7 +165,7 @@ def _confident_learning(train: Answers) -> dict[str, Found]:
         penalty: cross_val_predict(model(penalty), oriented, label, cv=5, method="predict_proba")
         for penalty in INVERSE_PENALTIES
     }
-    best = max(shares, key=lambda penalty: float(np.log(shares[penalty][own]).mean()))
+    best = max(shares, key=lambda penalty: float(np.log(shares[penalty][label_entries]).mean()))
     quality = get_label_quality_scores(label, shares[best])
     flagged = find_label_issues(label, shares[best], n_jobs=1)
     learned = Found(quality, flagged, time.process_time() - start)
@@ -201,30 +201,30 @@ TREATMENTS: dict[str, RelabelConfig] = {
 }
 
 
-def train_on(case: Case, found: dict[str, Found]) -> dict[str, float]:
+def train_on(case: Case, methods: dict[str, Found]) -> dict[str, float]:
     """Accuracy on the test pairs of a reward model on the labels, by treatment."""
-    audited = found[AUDIT]
+    audited = methods[AUDIT]
     assert audited.gaps is not None
     favour, against = (audited.gaps > 0).sum(0), (audited.gaps < 0).sum(0)
     votes = [
-        {"strength_mean": mean, "num_for": int(own), "num_against": int(others)}
-        for mean, own, others in zip(audited.strength.tolist(), favour, against, strict=True)
+        {"strength_mean": mean, "num_for": int(num_for), "num_against": int(others)}
+        for mean, num_for, others in zip(audited.strength.tolist(), favour, against, strict=True)
     ]
     rows, count = list(case.train.rows), len(case.train.rows)
     labels = {
         name: apply_treatments(config, rows, votes, [None] * count)
         for name, config in TREATMENTS.items()
     }
-    given = labels["as given"]
-    kept = torch.from_numpy(~found[LEARNING].flagged).double()
-    labels["leave out what confident learning finds"] = given._replace(weight=kept)
-    labels["right labels"] = given._replace(is_flipped=torch.from_numpy(case.wrong))
-    kept = torch.from_numpy(~case.wrong).double()
-    labels["leave out the wrong ones"] = given._replace(weight=kept)
+    as_given = labels["as given"]
+    weight = torch.from_numpy(~methods[LEARNING].flagged).double()
+    labels["leave out what confident learning finds"] = as_given._replace(weight=weight)
+    labels["right labels"] = as_given._replace(is_flipped=torch.from_numpy(case.wrong))
+    weight = torch.from_numpy(~case.wrong).double()
+    labels["leave out the wrong ones"] = as_given._replace(weight=weight)
     model = RewardModels(case)
-    kept = torch.from_numpy(model.kept_by_peers()).double()
-    labels["peer selection"] = given._replace(weight=kept)
-    return {name: model.accuracy(each) for name, each in labels.items()}
+    weight = torch.from_numpy(model.kept_by_peers()).double()
+    labels["peer selection"] = as_given._replace(weight=weight)
+    return {name: model.accuracy(treatment) for name, treatment in labels.items()}
 
 
 class RewardModels:
@@ -245,7 +245,9 @@ class RewardModels:
             np.array([str(row["category"]) if case.has_categories else "" for row in answers.rows])
             for answers in (case.train, case.test)
         ]
-        self.groups = [tuple(own == name for own in whose) for name in np.unique(whose[0])]
+        self.groups = [
+            tuple(categories == name for categories in whose) for name in np.unique(whose[0])
+        ]
 
     def accuracy(self, labels: Relabel) -> float:
         """On the test pairs, by the penalty under which the labels as treated are likeliest, each
@@ -257,9 +259,9 @@ class RewardModels:
             for penalty in INVERSE_PENALTIES:
                 loss = 0.0
                 for part, start in enumerate(starts):
-                    own = train & (self.fold == part)
-                    starts[part] = self._fit(treatment, train & ~own, penalty, start)
-                    loss += _loss(self.train[own] @ starts[part], treatment[:, own])[0]
+                    is_in = train & (self.fold == part)
+                    starts[part] = self._fit(treatment, train & ~is_in, penalty, start)
+                    loss += _loss(self.train[is_in] @ starts[part], treatment[:, is_in])[0]
                 if best is not None and loss > best[0]:
                     break  # the weaker the penalty, the longer it takes
                 best = (loss, penalty)
@@ -273,33 +275,33 @@ class RewardModels:
         what it labels alike; as in collaborative reward modeling [arXiv 2505.10597], but by
         turns, and by the sign of a gap in place of a schedule of shares."""
         count = len(self.train)
-        given = np.stack([np.ones(count), np.ones(count), np.zeros(count)])
+        treatment = np.stack([np.ones(count), np.ones(count), np.zeros(count)])
         half = np.random.default_rng(1).integers(0, 2, count) == 0
-        kept = np.ones(count, bool)
+        is_kept = np.ones(count, bool)
         start = np.zeros(self.train.shape[1])
         for _ in range(3):
             gap = np.zeros(count)
             for train, _ in self.groups:
-                for own in (half, ~half):
-                    weights = self._fit(given, train & own & kept, PEERS, start)
-                    gap[train & ~own] = self.train[train & ~own] @ weights
-            kept = gap > 0
-        return kept
+                for is_in in (half, ~half):
+                    weights = self._fit(treatment, train & is_in & is_kept, PEERS, start)
+                    gap[train & ~is_in] = self.train[train & ~is_in] @ weights
+            is_kept = gap > 0
+        return is_kept
 
     def _fit(self, treatment: Array, used: Array, penalty: float, start: Array) -> Array:
         """Weights (D,) of the largest penalised likelihood of labels (3, N)."""
         used = used & (treatment[0] > 0)
-        difference, own = self.train[used], treatment[:, used]
+        difference, treatment_used = self.train[used], treatment[:, used]
         count = max(1, len(difference))
 
         def loss(weights: Array) -> tuple[float, Array]:
-            value, slope = _loss(difference @ weights, own)
-            whole = (value + weights @ weights / (2 * penalty)) / count
-            return float(whole), (slope @ difference + weights / penalty) / count
+            value, slope = _loss(difference @ weights, treatment_used)
+            penalised = (value + weights @ weights / (2 * penalty)) / count
+            return float(penalised), (slope @ difference + weights / penalty) / count
 
         options = {"maxiter": 500, "gtol": 1e-6}
-        found: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
-        return found
+        solution: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
+        return solution
 
 
 def _numbers(labels: Relabel) -> Array:

@@ -63,23 +63,23 @@ def number(values: Sequence[float], signed: bool = False, digits: int = 3) -> st
     """Mean and interval over seeds; empty of none."""
     if not values:
         return ""
-    found = f"{fmean(values):{'+' if signed else ''}.{digits}f}"
+    text = f"{fmean(values):{'+' if signed else ''}.{digits}f}"
     if len(values) > 1:
         half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / len(values) ** 0.5
-        found += f" ± {half:.{digits}f}"
-    return re.sub(r"(?<!\d)0\.", ".", found)
+        text += f" ± {half:.{digits}f}"
+    return re.sub(r"(?<!\d)0\.", ".", text)
 
 
 def at(rows: Sequence[Row], data: str, kind: str, share: float) -> list[Row]:
     """What was measured there, by seed."""
-    found = [row for row in rows if (row["data"], row["kind"], row["share"]) == (data, kind, share)]
-    return sorted(found, key=lambda row: row["seed"])
+    cells = [row for row in rows if (row["data"], row["kind"], row["share"]) == (data, kind, share)]
+    return sorted(cells, key=lambda row: row["seed"])
 
 
 def of(rows: Sequence[Row], method: str, measure: str) -> list[float]:
     """A measure of a method in each of the rows that have it."""
-    found = [row["finding"][method].get(measure) for row in rows]
-    return [value for value in found if value is not None]
+    values = [row["finding"][method].get(measure) for row in rows]
+    return [value for value in values if value is not None]
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -100,7 +100,7 @@ def mean_ranks(
             equal = sum(other == score for other in scores.values())
             rank = above + (equal + 1) / 2
             ranked.setdefault(name, {}).setdefault(row["seed"], []).append(rank)
-    return {name: [fmean(own) for own in seeds.values()] for name, seeds in ranked.items()}
+    return {name: [fmean(of_seed) for of_seed in seeds.values()] for name, seeds in ranked.items()}
 
 
 def ranks(rows: Sequence[Row]) -> str:
@@ -133,11 +133,11 @@ def ranks(rows: Sequence[Row]) -> str:
 
 def finding(rows: Sequence[Row], data: str) -> str:
     """AUROC of each method where a quarter of the labels is wrong, and by people's own errors."""
-    columns = {name: found for name, key in AT_25.items() if (found := at(rows, data, *key))}
+    columns = {name: cells for name, key in AT_25.items() if (cells := at(rows, data, *key))}
     lines = [
         [
             name,
-            *(number(of(found, name, "auroc")) for found in columns.values()),
+            *(number(of(cells, name, "auroc")) for cells in columns.values()),
             number(of(columns["uniform"], name, "average_precision")),
         ]
         for name in columns["uniform"][0]["finding"]
@@ -148,22 +148,22 @@ def finding(rows: Sequence[Row], data: str) -> str:
 def flagged(rows: Sequence[Row]) -> str:
     """What the audit flags, by the share of labels that are wrong."""
     lines = []
-    for data, told in DATA.items():
+    for data, title in DATA.items():
         for name, key in [(f"{share:.0%}", ("uniform", share)) for share in (0.0, *SHARES)] + [
             (name, key) for name, key in AT_25.items() if name != "uniform"
         ]:
-            found = at(rows, data, *key)
+            cells = at(rows, data, *key)
             measures = ("auroc", "average_precision", "share_flagged", "precision", "recall")
-            if found:
-                numbers = [number(of(found, AUDIT, each)) for each in measures]
-                lines.append([f"{told}, {name}", *numbers])
+            if cells:
+                numbers = [number(of(cells, AUDIT, measure)) for measure in measures]
+                lines.append([f"{title}, {name}", *numbers])
     heads = ("AUROC", "average precision", "share flagged", "precision", "recall")
     return table(["", *heads], lines)
 
 
 def training(rows: Sequence[Row], data: str) -> str:
     """Accuracy of reward models on right labels: as given, and what each treatment adds."""
-    columns = {name: found for name, key in TRAINED.items() if (found := at(rows, data, *key))}
+    columns = {name: of_kind for name, key in TRAINED.items() if (of_kind := at(rows, data, *key))}
     trained = [row for row in rows if row["data"] == data and "training" in row]
     is_known = {"right labels", "leave out the wrong ones"}
     rank = mean_ranks(
@@ -173,11 +173,11 @@ def training(rows: Sequence[Row], data: str) -> str:
     lines = []
     for name in [*names, *sorted(is_known)]:
         cells = []
-        for found in columns.values():
-            own = [row["training"][name] for row in found]
-            base = [row["training"][AS_GIVEN] for row in found]
-            added = [a - b for a, b in zip(own, base, strict=True)]
-            cells.append(number(own) if name == AS_GIVEN else number(added, signed=True))
+        for of_kind in columns.values():
+            treated = [row["training"][name] for row in of_kind]
+            base = [row["training"][AS_GIVEN] for row in of_kind]
+            added = [a - b for a, b in zip(treated, base, strict=True)]
+            cells.append(number(treated) if name == AS_GIVEN else number(added, signed=True))
         lines.append([name, number(rank[name], digits=1) if name in rank else "", *cells])
     return table(["", "mean rank", *columns], lines)
 
@@ -187,7 +187,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure, panels = plt.subplots(
         1, len(DATA), figsize=(4.5 * len(DATA), 4.4), sharey=True, layout="constrained"
     )
-    for panel, (data, told) in zip(panels, DATA.items(), strict=True):
+    for panel, (data, title) in zip(panels, DATA.items(), strict=True):
         names = sorted(
             at(rows, data, "uniform", 0.25)[0]["finding"], key=lambda name: name != AUDIT
         )
@@ -195,15 +195,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         x = [100 * share for share in shares]
         drawn = [name for name in names if name not in LEFT_OUT and JUDGE not in name]
         for index, name in enumerate(drawn):
-            own = [of(at(rows, data, "uniform", share), name, "auroc") for share in shares]
+            curves = [of(at(rows, data, "uniform", share), name, "auroc") for share in shares]
             colour, line, marker = style(index)
             panel.plot(
-                x, [fmean(each) for each in own], line + marker, color=colour, label=name,
+                x, [fmean(values) for values in curves], line + marker, color=colour, label=name,
                 markersize=4,
             )  # fmt: skip
-            low, high = ([edge(each) for each in own] for edge in (min, max))
+            low, high = ([edge(values) for values in curves] for edge in (min, max))
             panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.set_title(told)
+        panel.set_title(title)
         panel.set_xlabel("labels turned round at random, %")
     panels[0].set_ylabel("AUROC of finding them")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -41,12 +41,14 @@ def main() -> None:
     cells: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ARMS}
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
-            found = {name: audit(Path(folder), seed, changes) for name, changes in ARMS.items()}
-            one = member_seconds(found["all layers"]) / MEMBERS
-            whole = strengths(Path(folder), found["all layers"])
-            for name, card in found.items():
+            cards = {name: audit(Path(folder), seed, changes) for name, changes in ARMS.items()}
+            one = member_seconds(cards["all layers"]) / MEMBERS
+            reference = strengths(Path(folder), cards["all layers"])
+            for name, card in cards.items():
                 mine = strengths(Path(folder), card)
-                agreement = spearmanr([mine[key] for key in whole], list(whole.values())).statistic
+                agreement = spearmanr(
+                    [mine[key] for key in reference], list(reference.values())
+                ).statistic
                 auroc = card["label_noise"]["in_sample"]["auroc_flipped"]["value"]
                 cells[name].append((member_seconds(card) / one, float(agreement), auroc))
                 print(f"{seed} {name}: {cells[name][-1]}", file=sys.stderr, flush=True)
@@ -75,8 +77,8 @@ def audit(home: Path, seed: int, changes: list[str]) -> dict[str, Any]:
         [*command, *changes, "--name", name], check=True, env=environment, stdout=sys.stderr
     )
     card = home / "reports" / name / "scorecard.json"
-    found: dict[str, Any] = json.loads(card.read_text())
-    return found
+    content: dict[str, Any] = json.loads(card.read_text())
+    return content
 
 
 def member_seconds(card: dict[str, Any]) -> float:

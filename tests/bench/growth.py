@@ -62,15 +62,15 @@ def main() -> None:
         return
     print("| | measured (seconds) | exponent |")
     print("|---|---|---|")
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for name, (values, told) in SERIES.items():
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for name, (values, title) in SERIES.items():
         counts = [float(count_of(name, value)) for value in values]
         took = [median(_in_a_process(name, value) for _ in range(options.runs)) for value in values]
-        found[told] = counts, took
+        curves[title] = counts, took
         pairs = ", ".join(f"{count:,.0f}: {t:.2f}" for count, t in zip(counts, took, strict=True))
-        print(f"| {told} | {pairs} | {exponent(counts, took):.2f} |", flush=True)
+        print(f"| {title} | {pairs} | {exponent(counts, took):.2f} |", flush=True)
     if options.plot:
-        draw(found, options.plot)
+        draw(curves, options.plot)
 
 
 def count_of(series: str, value: int) -> int:
@@ -156,16 +156,16 @@ def _sample(length: int) -> float:
     return time.perf_counter() - started
 
 
-def draw(found: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
+def draw(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
     """A panel a series, both axes logarithmic, with the line of its exponent."""
-    figure, panels = plt.subplots(1, len(found), figsize=(3 * len(found), 3), layout="tight")
-    for axes, (told, (counts, took)) in zip(panels, found.items(), strict=True):
+    figure, panels = plt.subplots(1, len(curves), figsize=(3 * len(curves), 3), layout="tight")
+    for axes, (title, (counts, took)) in zip(panels, curves.items(), strict=True):
         slope, offset = np.polyfit(np.log(counts), np.log(took), 1)
         axes.loglog(counts, took, "o", color="#1f5f8b")
         axes.loglog(counts, np.exp(offset) * np.array(counts) ** slope, "--", color="#888888")
-        axes.set(xlabel=told, ylabel="seconds", title=f"exponent {slope:.2f}")
+        axes.set(xlabel=title, ylabel="seconds", title=f"exponent {slope:.2f}")
         axes.set_xticks(counts, [_short(count) for count in counts])
-        axes.set_yticks(took, [f"{each:.2g}" for each in took])
+        axes.set_yticks(took, [f"{seconds:.2g}" for seconds in took])
         axes.minorticks_off()
     figure.savefig(path)
 

@@ -27,9 +27,8 @@ from typing import Any
 
 import psutil
 
+from tests.bench.browser import Browser, browser
 from tests.bench.material import prose_of
-from tests.tools.audit_page import SHOWN, give
-from tests.tools.browser import Browser, browser
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.stages import preferences
 from trimtab.models.training.stage import Stage
@@ -60,16 +59,16 @@ def main() -> None:
         folder = Path(scratch) / "raw"
         folder.mkdir()
         write(folder / "pairs.jsonl", options.pairs, options.answers)
-        found: dict[str, Any] = {"MB of the file": (folder / "pairs.jsonl").stat().st_size / 1e6}
-        found |= _in_a_process(folder)
+        figures: dict[str, Any] = {"MB of the file": (folder / "pairs.jsonl").stat().st_size / 1e6}
+        figures |= _in_a_process(folder)
         if not options.read_only:
             home = Path(scratch) / "home"
-            found |= audit(folder / "pairs.jsonl", home, options.settings)
+            figures |= audit(folder / "pairs.jsonl", home, options.settings)
             (page,) = (home / "reports").glob("*/audit.html")
             if options.browser:
                 with browser(options.browser) as opened:
-                    found |= browser_times(opened, page, options.pairs)
-    for name, value in found.items():
+                    figures |= browser_times(opened, page, options.pairs)
+    for name, value in figures.items():
         print(f"| {name} | {value:,.1f} |" if isinstance(value, float) else f"| {name} | {value} |")
 
 
@@ -79,9 +78,9 @@ def write(path: Path, number: int, num_answers: int) -> None:
     prose = prose_of(rng)
 
     def answers(marks: tuple[str, ...]) -> list[str]:
-        found = [prose(45) for _ in range(num_answers // 2)]
+        texts = [prose(45) for _ in range(num_answers // 2)]
         return [
-            " ".join([*each, rng.choice(marks), *each[:3], rng.choice(marks)]) for each in found
+            " ".join([*words, rng.choice(marks), *words[:3], rng.choice(marks)]) for words in texts
         ]
 
     kind, unkind = answers(KIND), answers(UNKIND)
@@ -103,9 +102,9 @@ def write(path: Path, number: int, num_answers: int) -> None:
 
 def _in_a_process(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.bench.large_audit", "--reads", str(folder)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(said)
-    return found
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, Any] = json.loads(output)
+    return figures
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -132,10 +131,10 @@ def audit(file: Path, home: Path, settings: Sequence[str]) -> dict[str, Any]:
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     with _memory(process.pid) as most:
-        said = process.communicate()[0]
-    assert process.returncode == 0, said
+        output = process.communicate()[0]
+    assert process.returncode == 0, output
     took = time.perf_counter() - started
-    print(said, file=sys.stderr)
+    print(output, file=sys.stderr)
     return {"seconds of the audit": took} | {f"MiB of {name}": n for name, n in most.items()}
 
 
@@ -149,9 +148,9 @@ def _memory(pid: int) -> Iterator[dict[str, float]]:
     def watch() -> None:
         while not ended.wait(0.2):
             sizes = []
-            for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
                 try:
-                    sizes.append(each.memory_full_info().pss / MIB)
+                    sizes.append(process.memory_full_info().pss / MIB)
                 except psutil.Error:
                     continue
             if sizes:
@@ -172,25 +171,32 @@ def browser_times(page: Browser, path: Path, number: int) -> dict[str, float]:
 
     The longest time in which it does not answer is that between two frames.
     """
-    found = {}
+    figures = {}
     started = time.monotonic()
     page.open(path)
-    page.wait(SHOWN)
-    found["seconds to the first pair"] = time.monotonic() - started
+    page.wait("document.getElementById('content')?.children.length > 0")
+    figures["seconds to the first pair"] = time.monotonic() - started
     page.wait("document.readyState === 'complete'")
-    found["seconds to the end of the page"] = time.monotonic() - started
+    figures["seconds to the end of the page"] = time.monotonic() - started
     page.run(FRAMES.read_text("utf-8"))
     started = time.monotonic()
-    give(page, "kind", "contradicts it: looks wrong")
-    found["seconds to filter"] = time.monotonic() - started
+    _set(page, "kind", "contradicts it: looks wrong")
+    figures["seconds to filter"] = time.monotonic() - started
     page.run("window.longest = 0")
-    give(page, "search", "no such word", "input")
-    said = f"0 of {number:,} pairs"
-    found["seconds to search all texts"] = page.wait(
-        f"document.getElementById('count').textContent === {said!r}"
+    _set(page, "search", "no such word", "input")
+    count = f"0 of {number:,} pairs"
+    figures["seconds to search all texts"] = page.wait(
+        f"document.getElementById('count').textContent === {count!r}"
     )
-    found["seconds without an answer meanwhile"] = page.run("window.longest") / 1000
-    return found
+    figures["seconds without an answer meanwhile"] = page.run("window.longest") / 1000
+    return figures
+
+
+def _set(page: Browser, control: str, value: str, event: str = "change") -> None:
+    page.run(
+        f"(() => {{ const control = document.getElementById({control!r});"
+        f"control.value = {value!r}; control.dispatchEvent(new Event({event!r})); }})()"
+    )
 
 
 if __name__ == "__main__":

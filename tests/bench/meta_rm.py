@@ -52,10 +52,10 @@ def main() -> None:
                 print(f"{turn} {name}: {rates[name][-1]:.2f}", file=sys.stderr, flush=True)
     print("| | pairs/s | least to most | a step takes |")
     print("|---|---|---|---|")
-    for name, found in rates.items():
-        ratio = median(one / other for one, other in zip(rates["plain"], found, strict=True))
-        spread = f"{min(found):.2f} to {max(found):.2f}"
-        print(f"| {name} | {median(found):.2f} | {spread} | {ratio:.2f} |")
+    for name, values in rates.items():
+        ratio = median(one / other for one, other in zip(rates["plain"], values, strict=True))
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"| {name} | {median(values):.2f} | {spread} | {ratio:.2f} |")
 
 
 def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) -> float:

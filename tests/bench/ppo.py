@@ -58,11 +58,11 @@ def main() -> None:
                 print(f"{turn} {name}: {rates[name][-1]:.1f}", file=sys.stderr, flush=True)
     print("| | episodes/s | least to most | Trimtab is faster by |")
     print("|---|---|---|---|")
-    for name, found in rates.items():
+    for name, values in rates.items():
         first = rates[name.replace("TRL", "Trimtab")]
-        ratio = median(mine / other for mine, other in zip(first, found, strict=True))
-        spread = f"{min(found):.1f} to {max(found):.1f}"
-        print(f"| {name} | {median(found):.1f} | {spread} | {ratio:.2f} |")
+        ratio = median(mine / other for mine, other in zip(first, values, strict=True))
+        spread = f"{min(values):.1f} to {max(values):.1f}"
+        print(f"| {name} | {median(values):.1f} | {spread} | {ratio:.2f} |")
 
 
 def make_material(source: str, folder: Path, max_prompt: int) -> None:

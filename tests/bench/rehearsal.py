@@ -45,11 +45,11 @@ def main() -> None:
     rows = {count: seconds(count, config) for count in options.prompts}
     print(f"| prompts | {' | '.join(PARTS)} | all |")
     print("|---|" + "---|" * (len(PARTS) + 1))
-    for count, found in rows.items():
-        print(f"| {count:,} | " + " | ".join(f"{each:.1f}" for each in found) + " |")
+    for count, parts in rows.items():
+        print(f"| {count:,} | " + " | ".join(f"{value:.1f}" for value in parts) + " |")
     if len(rows) > 1:
         exponents = [exponent(list(rows), column) for column in zip(*rows.values(), strict=True)]
-        print("| exponent | " + " | ".join(f"{each:.2f}" for each in exponents) + " |")
+        print("| exponent | " + " | ".join(f"{value:.2f}" for value in exponents) + " |")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\nPeak of resident memory: {peak:.1f} GiB")
 
@@ -66,18 +66,18 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     sampling = Sampling(config.temperature, config.max_new_tokens, config.top_p)
     generator = torch.Generator().manual_seed(0)
     responses, sampled = _timed(lambda: respond(policy, tokenizer, prompts, sampling, generator))
-    asked = [{"prompt": prompt} for prompt in prompts]
-    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, asked, responses))
+    rows = [{"prompt": prompt} for prompt in prompts]
+    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, rows, responses))
     embeddings, embedded = _timed(lambda: embed(prompts, config.encoder).vectors)
     clusters, clustered = _timed(lambda: cluster_of(embeddings, config))
-    _, kept = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))
-    parts = [sampled, scored, embedded, clustered, kept]
+    _, chosen = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))
+    parts = [sampled, scored, embedded, clustered, chosen]
     return [*parts, sum(parts)]
 
 
-def exponent(counts: list[int], found: tuple[float, ...]) -> float:
+def exponent(counts: list[int], costs: tuple[float, ...]) -> float:
     """Of cost ~ count ** exponent."""
-    return float(np.polyfit(np.log(counts), np.log(np.maximum(found, 1e-6)), 1)[0])
+    return float(np.polyfit(np.log(counts), np.log(np.maximum(costs, 1e-6)), 1)[0])
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:

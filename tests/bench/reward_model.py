@@ -83,7 +83,7 @@ def main() -> None:
                 print(f"{turn} {name}: {epochs[name][-1].rate}", file=sys.stderr, flush=True)
         print(table(epochs, mean(map(training_work, rows_of(material)))))
     if options.plot:
-        draw({n: [each.losses for each in found] for n, found in epochs.items()}, options.plot)
+        draw({n: [turn.losses for turn in turns] for n, turns in epochs.items()}, options.plot)
 
 
 def ours(material: Path, precision: str, work: Path, seed: int) -> Epoch:
@@ -143,13 +143,13 @@ def table(epochs: dict[str, list[Epoch]], work: float) -> str:
     """
     lines = ["| | pairs/s | least to most | Trimtab is faster by | of the machine's rate | loss |"]
     lines.append("|---|---|---|---|---|---|")
-    for name, found in epochs.items():
+    for name, turns in epochs.items():
         first = epochs[f"Trimtab, {precision_of(name)}"]
-        rates = [each.rate for each in found]
-        ratio = median(mine.rate / other.rate for mine, other in zip(first, found, strict=True))
-        share = median(each.rate * work / each.machine for each in found)
+        rates = [turn.rate for turn in turns]
+        ratio = median(mine.rate / other.rate for mine, other in zip(first, turns, strict=True))
+        share = median(turn.rate * work / turn.machine for turn in turns)
         spread = f"{min(rates):.2f} to {max(rates):.2f}"
-        losses = [each.loss for each in found]
+        losses = [turn.loss for turn in turns]
         loss = f"{mean(losses):.3f}" + (f" ± {stdev(losses):.3f}" if losses[1:] else "")
         lines.append(
             f"| {name} | {median(rates):.2f} | {spread} | {ratio:.2f} | {share:.0%} | {loss} |"

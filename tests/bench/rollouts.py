@@ -63,15 +63,15 @@ def main() -> None:
     arms = ("Trimtab", options.peer)
     print(f"| parameters | Trimtab, tokens/s | `{options.peer}`, tokens/s | times as fast |")
     print("|---|---|---|---|")
-    for size in (each for each in SIZES if each not in TOO_SMALL.get(options.peer, ())):
+    for size in (name for name in SIZES if name not in TOO_SMALL.get(options.peer, ())):
         rates: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(options.runs):
             for arm in arms:
                 rates[arm].append(_in_a_process(arm, size, options.ending))
         ratio = median(mine / other for mine, other in zip(*rates.values(), strict=True))
         cells = [
-            f"{median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
-            for found in rates.values()
+            f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+            for values in rates.values()
         ]
         print(f"| {size} | {cells[0]} | {cells[1]} | {ratio:.1f} |", flush=True)
 
@@ -153,7 +153,7 @@ def _vllm(vllm: VllmSampler, model: PreTrainedModel, words: Words, prompts: list
 def _generate(model: PreTrainedModel, words: Words, prompts: list[list[int]]) -> int:
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    found = model.generate(
+    texts = model.generate(
         input_ids=ids,
         attention_mask=(ids != 0).long(),
         do_sample=True,
@@ -163,7 +163,7 @@ def _generate(model: PreTrainedModel, words: Words, prompts: list[list[int]]) ->
         eos_token_id=words.eos_token_id,
         pad_token_id=0,
     )
-    return int((found[:, width:] != 0).sum())
+    return int((texts[:, width:] != 0).sum())
 
 
 def _num_tokens(responses: Sequence[list[int]]) -> int:

@@ -57,10 +57,10 @@ def main() -> None:
     print("| | pairs/s | least to most | Trimtab is faster by |")
     print("|---|---|---|---|")
     ours = next(iter(rates.values()))
-    for name, found in rates.items():
-        ratio = median(one / other for one, other in zip(ours, found, strict=True))
-        spread = f"{min(found):.1f} to {max(found):.1f}"
-        print(f"| {name} | {median(found):.1f} | {spread} | {ratio:.2f} |")
+    for name, values in rates.items():
+        ratio = median(one / other for one, other in zip(ours, values, strict=True))
+        spread = f"{min(values):.1f} to {max(values):.1f}"
+        print(f"| {name} | {median(values):.1f} | {spread} | {ratio:.2f} |")
 
 
 def _in_a_process(arm: str, material: Path) -> float:
@@ -81,10 +81,10 @@ def pairs_per_second(arm: str, material: Path) -> float:
         rows = sorted(rows, key=lambda row: row.num_tokens)
     score(model, rows[:4])
     started = time.perf_counter()
-    found = score(model, rows)
+    scores = score(model, rows)
     seconds = time.perf_counter() - started
     distributed.leave()
-    torch.testing.assert_close(found[:4], _padded(model, rows[:4]), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scores[:4], _padded(model, rows[:4]), rtol=1e-3, atol=1e-3)
     return len(rows) / seconds
 
 

@@ -45,10 +45,10 @@ def main() -> None:
         arms = _arms(count)
         for arm in arms:
             arm()
-        found = [[1000 * _seconds(arm) for arm in arms] for _ in range(options.runs)]
+        times = [[1000 * _seconds(arm) for arm in arms] for _ in range(options.runs)]
         cells = [
             f"{median(column):.0f} ({min(column):.0f} to {max(column):.0f})"
-            for column in zip(*found, strict=True)
+            for column in zip(*times, strict=True)
         ]
         print(f"| {count} | {' | '.join(cells)} |", flush=True)
 

@@ -102,9 +102,9 @@ def _run_in(
             answer = process.stdout.readline()
         finally:
             watch.cancel()
-        said = output.read()
-    assert answer, said
-    return int(answer), said
+        text = output.read()
+    assert answer, text
+    return int(answer), text
 
 
 def _output(process: subprocess.Popen[str]) -> str:
@@ -138,6 +138,6 @@ def digests(home: Path) -> dict[str, str]:
 
 def from_store(output: str) -> tuple[int, int]:
     """How many stages a run found in the store, of how many."""
-    found = re.search(r"(\d+) of (\d+) stages before the report were found in the store", output)
-    assert found, output
-    return int(found[1]), int(found[2])
+    counts = re.search(r"(\d+) of (\d+) stages before the report were found in the store", output)
+    assert counts, output
+    return int(counts[1]), int(counts[2])

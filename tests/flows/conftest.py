@@ -56,14 +56,14 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tables(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Made by the first process of pytest that asks for it; the others wait."""
     folder = _shared(tmp_path_factory)
-    made, done = folder / "tables", folder / "tables.done"
+    home, done = folder / "tables", folder / "tables.done"
     with FileLock(folder / "tables.lock"):
         if not done.exists():
             environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
             command = [sys.executable, "-c", MAKE_TABLES]
-            subprocess.run(command, env={**environment, "PREFECT_HOME": str(made)}, check=True)
+            subprocess.run(command, env={**environment, "PREFECT_HOME": str(home)}, check=True)
             done.touch()
-    TABLES[:] = [made / "prefect.db"]
+    TABLES[:] = [home / "prefect.db"]
 
 
 @pytest.fixture(scope="session")
@@ -127,9 +127,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     with FileLock(folder.with_suffix(".lock")):
         if not about.exists():
             folder.mkdir(mode=0o755)
-            made = deployed_stack(folder, lambda: request.getfixturevalue("finished"))
+            stack = deployed_stack(folder, lambda: request.getfixturevalue("finished"))
             about.touch(mode=0o600)
-            about.write_text(json.dumps(dict(made.secrets)))
+            about.write_text(json.dumps(dict(stack.secrets)))
     return Deployed(folder, json.loads(about.read_text()))
 
 

@@ -22,9 +22,9 @@ class Listener:
     def wait_for(self, event: str, seconds: float = 30.0) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for each in list(self.received):
-                if each["event"] == event:
-                    return each
+            for event in list(self.received):
+                if event["event"] == event:
+                    return event
             time.sleep(0.2)
         raise TimeoutError(f"{event} did not come; {self.received} did")
 

@@ -26,21 +26,21 @@ REFUSED = ("400", "401", "403", "404", "405", "501")
 
 def listening(root: int) -> dict[int, set[str]]:
     """Ports that a process and all below it listen on, with the addresses."""
-    found: dict[int, set[str]] = {}
+    addresses: dict[int, set[str]] = {}
     for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
-            for each in process.net_connections("inet"):
-                if each.status == psutil.CONN_LISTEN:
-                    found.setdefault(each.laddr.port, set()).add(each.laddr.ip)
-    return found
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    addresses.setdefault(connection.laddr.port, set()).add(connection.laddr.ip)
+    return addresses
 
 
 def open_sockets(root: int) -> Iterator[Path]:
     """Unix sockets of a process and all below it that another user could open."""
     for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
-            for each in process.net_connections("unix"):
-                path = Path(str(each.laddr))
+            for connection in process.net_connections("unix"):
+                path = Path(str(connection.laddr))
                 if not path.is_absolute():  # abstract, or as its server's folder has it
                     path = Path(process.cwd(), path)
                 if path.is_socket() and _is_open(path):

@@ -36,6 +36,7 @@ from trimtab.flows.deploy import (
     with_image,
 )
 from trimtab.flows.rlhf import rlhf
+from trimtab.flows.runs.flow import _schemas
 from trimtab.tasks.events import ADVANCED
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
@@ -46,6 +47,17 @@ def _schema(name: str) -> dict[str, Any]:
     flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
     assert flow.name == name
     return serve_schema(parameter_schema(flow).model_dump_for_openapi())
+
+
+@pytest.mark.parametrize("name", ["rlhf", "compare"])
+def test_a_schema_is_made_once_and_is_its_reader_s(name: str) -> None:
+    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
+    count = len(_schemas)
+    first = parameter_schema(flow)
+    assert first == parameter_schema(flow.fn) == flow.parameters
+    first.properties.clear()
+    assert parameter_schema(flow) == flow.parameters != first
+    assert len(_schemas) == count
 
 
 @pytest.mark.slow

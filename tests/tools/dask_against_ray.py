@@ -114,7 +114,7 @@ def measured(engine: Engine, folder: Path) -> Iterator[str]:
     with cluster(engine, folder) as nodes:
         engine.wait_for_nodes()
         yield f"{time.monotonic() - began:.1f}"
-        yield f"{sum(each.memory_full_info().uss for each in descendants()) / 1e6:.0f}"
+        yield f"{sum(process.memory_full_info().uss for process in descendants()) / 1e6:.0f}"
         seconds, starts = run(engine, folder / f"{engine.name}.jsonl")
         yield f"{seconds:.1f}"
         yield f"{seconds - STAGES * SECONDS / NODES:.1f}"
@@ -144,16 +144,18 @@ def cluster(engine: Engine, folder: Path) -> Iterator[list[subprocess.Popen[byte
 def descendants() -> list[psutil.Process]:
     """What the engine runs: all children but Prefect's server."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if "trimtab.infra.prefect.server" not in each.cmdline()]
+    return [
+        process for process in children if "trimtab.infra.prefect.server" not in process.cmdline()
+    ]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """A host that goes down: all of its processes at once."""
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
-        for each in [parent, *parent.children(recursive=True)]:
+        for member in [parent, *parent.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                member.kill()
     process.wait()
 
 

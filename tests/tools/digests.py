@@ -24,32 +24,32 @@ Contents = dict[str, list[dict[str, str]]]
 
 def contents(artifacts: Path) -> Contents:
     """Of each stage its artifacts, each as sha256 by file name."""
-    found: Contents = {}
+    by_stage: Contents = {}
     for path in artifacts.glob(f"**/{MANIFEST_NAME}"):
         manifest = Manifest.from_bytes(path.read_bytes())
-        kept = [entry for entry in manifest.files if entry.name not in TELEMETRY_FILES]
-        files = {entry.name: entry.sha256 for entry in kept}
-        found.setdefault(manifest.stage, []).append(files)
+        entries = [entry for entry in manifest.files if entry.name not in TELEMETRY_FILES]
+        files = {entry.name: entry.sha256 for entry in entries}
+        by_stage.setdefault(manifest.stage, []).append(files)
     return {
-        stage: sorted(each, key=lambda files: sorted(files.items()))
-        for stage, each in sorted(found.items())
+        stage: sorted(artifacts_of_stage, key=lambda files: sorted(files.items()))
+        for stage, artifacts_of_stage in sorted(by_stage.items())
     }
 
 
 def differences(before: Contents, now: Contents) -> dict[str, list[str]]:
     """Of each stage the files that are only in one of both, with a - or +."""
-    found = {}
+    changes = {}
     for stage in sorted(before.keys() | now.keys()):
         files = [
-            Counter(item for each in side.get(stage, []) for item in each.items())
+            Counter(item for artifact in side.get(stage, []) for item in artifact.items())
             for side in (before, now)
         ]
         gone, new = files[0] - files[1], files[1] - files[0]
         lines = [f"- {name} {digest[:12]}" for name, digest in sorted(gone.elements())]
         lines += [f"+ {name} {digest[:12]}" for name, digest in sorted(new.elements())]
         if lines:
-            found[stage] = lines
-    return found
+            changes[stage] = lines
+    return changes
 
 
 def main() -> int:

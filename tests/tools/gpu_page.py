@@ -23,25 +23,25 @@ NOTHING = "No results are kept yet.\n"
 
 def main(page: Path, results: Path | None) -> None:
     """Keep the results, if any are given, and write the section."""
-    kept = page.parent / "gpu"
+    folder = page.parent / "gpu"
     if results is not None:
-        found = json.loads(results.read_text())
-        if found["is_rehearsal"] or found["card"] is None:
+        values = json.loads(results.read_text())
+        if values["is_rehearsal"] or values["card"] is None:
             sys.exit(f"{results}: found a rehearsal; allowed: results of a GPU")
-        card = re.sub(r"[^a-z0-9]+", "-", found["card"].lower()).strip("-")
-        kept.mkdir(exist_ok=True)
-        (kept / f"{found['date']}-{card}.json").write_text(json.dumps(found, indent=1) + "\n")
-    page.write_text(with_section(page.read_text(encoding="utf-8"), kept), encoding="utf-8")
+        card = re.sub(r"[^a-z0-9]+", "-", values["card"].lower()).strip("-")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{values['date']}-{card}.json").write_text(json.dumps(values, indent=1) + "\n")
+    page.write_text(with_section(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
 
 
-def with_section(text: str, kept: Path) -> str:
+def with_section(text: str, folder: Path) -> str:
     """The page with its section made of all kept results."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
         raise ValueError(f"the page has no section from {BEGIN.strip()} to {END.strip()}")
-    found = [json.loads(path.read_text()) for path in sorted(kept.glob("*.json"), reverse=True)]
-    section = "\n".join(map(_tables, found)) or NOTHING
+    cards = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), reverse=True)]
+    section = "\n".join(map(_tables, cards)) or NOTHING
     return f"{before}{BEGIN}{section}{END}{after}"
 
 

@@ -102,24 +102,24 @@ def _left(home: Path, number: int) -> list[str]:
 
     uri = Settings.from_env({"TRIMTAB_HOME": str(home)}).mlflow_uri
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    found: list[Any] = []
+    runs: list[Any] = []
     token = None
-    while token is not None or not found:
+    while token is not None or not runs:
         page = client.search_runs(["1"], page_token=token)
-        found += page
+        runs += page
         token = page.token
         if not token:
             break
     faults = [
         f"MLflow run {r.info.run_name}: {r.info.status}"
-        for r in found
+        for r in runs
         if r.info.status != "FINISHED"
     ]
-    stages = [run.data.tags for run in found if "trimtab.key" in run.data.tags]
+    stages = [run.data.tags for run in runs if "trimtab.key" in run.data.tags]
     computed = Counter(tags["trimtab.key"] for tags in stages if tags["trimtab.cached"] == "false")
     keys = {path.parent.name for path in home.glob("store/artifacts/*/*/manifest.json")}
     faults += [f"{key} was computed {computed[key]} times" for key in keys if computed[key] != 1]
-    parents = [run for run in found if "trimtab.key" not in run.data.tags]
+    parents = [run for run in runs if "trimtab.key" not in run.data.tags]
     if len(parents) != number:
         faults.append(f"{len(parents)} MLflow runs of {number} flow runs")
     return faults

@@ -28,11 +28,13 @@ def main() -> None:
             wall = _run(stack, seed)
             spans = list(stack.timeline(f"smoke-seed{seed}").values())
             busy, manifests = _covered(spans), stack.manifests()
-            seconds = {key: each.seconds for key, each in manifests.items() if each is not None}
-            around = mean(each.end - each.start - seconds[each.key] for each in spans)
+            seconds = {key: entry.seconds for key, entry in manifests.items() if entry is not None}
+            around = mean(entry.end - entry.start - seconds[entry.key] for entry in spans)
             again = _run(stack, seed)
             figures = [wall, busy, wall - busy, around, again]
-            print(f"| {seed} | " + " | ".join(f"{each:.1f}" for each in figures) + " |", flush=True)
+            print(
+                f"| {seed} | " + " | ".join(f"{entry:.1f}" for entry in figures) + " |", flush=True
+            )
 
 
 def _run(stack: Running, seed: int) -> float:

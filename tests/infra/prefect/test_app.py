@@ -14,6 +14,8 @@ from uuid import UUID
 
 import pytest
 import requests
+from jsonschema import Draft202012Validator
+from prefect._internal.schemas import validators
 from prefect.utilities.schema_tools import validation
 
 from tests.ports import free_ports
@@ -301,7 +303,8 @@ def test_a_schema_is_checked_once_and_a_wrong_one_refused_each_time(
         checked.append(schema)
         check(schema)
 
-    monkeypatch.setattr(validation._VALIDATOR, "check_schema", counting)
+    for validator in (validation._VALIDATOR, Draft202012Validator):
+        monkeypatch.setattr(validator, "check_schema", counting)
     check_schemas_once()
     right, wrong = {"type": "object", "required": ["a"]}, {"type": "no such type"}
     for _ in range(3):
@@ -313,3 +316,17 @@ def test_a_schema_is_checked_once_and_a_wrong_one_refused_each_time(
         with pytest.raises(ValueError, match="Invalid schema: 'no such type' is not valid"):
             validation.is_valid_schema(wrong, preprocess=False)
     assert checked == [right, wrong, wrong]
+
+    # Of a deployment's schema, as it is made: what another had, too, is not checked again.
+    checked.clear()
+    for name in ("b", "c"):
+        schema = {"properties": {name: {"$ref": "#/definitions/D"}}, "definitions": {"D": right}}
+        for _ in range(2):
+            validators.validate_values_conform_to_schema({name: {"a": 1}}, schema)
+            with pytest.raises(ValueError, match=f"field '{name}'.* 'a' is a required property"):
+                validators.validate_values_conform_to_schema({name: {}}, schema)
+    assert [list(part.get("properties", part)) for part in checked] == [
+        *(["b"], ["type", "required"], ["c"])
+    ]
+    with pytest.raises(ValueError, match="not a valid json schema.* 'no such type' is not valid"):
+        validators.validate_values_conform_to_schema({}, {"definitions": {"D": right, "E": wrong}})

@@ -73,6 +73,12 @@ def shared(path: Path) -> None:
     parquet.write_table(pyarrow.table({"chosen": texts, "rejected": ["r"] * 512}), path)
 
 
+def texts(path: Path) -> None:
+    """40 rows with a text of 8 MiB each."""
+    rows = (gzip.compress((ROW % (n, "a" * 8 * MIB)).encode()) for n in range(40))
+    path.write_bytes(b"".join(rows))
+
+
 def body(path: Path) -> None:
     """One row with a text of 300 MiB, in a compressed body of Arrow."""
     batch = pyarrow.record_batch({"chosen": ["a" * (300 * MIB)]})
@@ -96,8 +102,7 @@ BOMBS: list[tuple[str, bytes | Callable[[Path], None], int, str]] = [
      packed(lzma.compress, b'chosen,rejected\nc,"', b"aa\n" * MIB, 512), 2, TOO_LONG),
     ("header.csv.gz", packed(gzip.compress, b"chosen", b"," * MIB, 15), 1, "15,728,641 columns"),
     ("blank.jsonl.gz", packed(gzip.compress, b"", b" " * MIB + b"\n", 2048), 256, TOO_MUCH),
-    ("rows.jsonl.gz",
-     b"".join(gzip.compress((ROW % (n, "a" * 8 * MIB)).encode()) for n in range(40)), 32, TOO_MUCH),
+    ("rows.jsonl.gz", texts, 32, TOO_MUCH),
     ("shared.parquet", shared, 1, BATCH),
     ("pages.parquet", pages, 1, BATCH),
     ("numbers.parquet", numbers, 1, BATCH),
@@ -143,7 +148,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused_within_bounded_memory(
     assert "allowed: " in said
     # Of a text the rows so far, and a row as bytes, text and values; of columns a batch.
     rows = FREE_BYTES if told == TOO_MUCH else 0
-    most = rows + 20 * MAX_ROW_BYTES if isinstance(content, bytes) else MAX_BATCH_BYTES
+    most = MAX_BATCH_BYTES if told == BATCH else rows + 20 * MAX_ROW_BYTES
     assert memory < least + most, (memory - least) >> 20
 
 

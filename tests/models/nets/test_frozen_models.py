@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import peft  # noqa: F401 - loads in a second: once, not in each process that is forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -52,6 +52,12 @@ KINDS = {
     "scorer": (LlamaForSequenceClassification, LlamaConfig(**SIZES, num_labels=1)),
 }
 LORA = TrainerConfig(lora=LoraConfig(rank=2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _adapters_are_loaded() -> None:
+    """In two seconds: once, not in each process that is forked."""
+    importlib.import_module("peft")
 
 
 @pytest.fixture(params=KINDS)

@@ -29,6 +29,13 @@ PAIRS = [
     ("e0", "test", "a", (0.0, 0.0), False, 1.0, False),
 ]
 
+# A pair that two members find right.
+PAIR = AuditedPair(
+    id="", prompt="Q", chosen="A", rejected="B", category="a", split="train", strength_mean=1.0,
+    strength_std=0.5, differences=(0.5, 1.5), label_given=1.0, is_flipped=False, label=1.0,
+    margin=0.0, weight=1.0, review=None, votes=None, truth=None,
+)  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

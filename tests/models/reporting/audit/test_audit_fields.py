@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.models.conftest import run_stage
-from tests.tools.audit_page import PAIR
+from tests.models.reporting.audit.conftest import PAIR
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.row_fields import MAX_DEPTH, plain
 from trimtab.models.reporting.audit import export as exporting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import tempfile
@@ -39,7 +38,7 @@ def browser(program: str) -> Iterator[Browser]:
             address = next(line for line in process.stderr if "DevTools listening" in line)
             host = address.split("ws://")[1].partition("/")[0]
             with urllib.request.urlopen(f"http://{host}/json") as answer:
-                pages = [each for each in json.load(answer) if each["type"] == "page"]
+                pages = [target for target in json.load(answer) if target["type"] == "page"]
             with connect(pages[0]["webSocketDebuggerUrl"], max_size=None) as connection:
                 yield Browser(connection)
         finally:
@@ -52,12 +51,11 @@ class Browser:
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._number = connection, 0
-        self.events: list[dict[str, Any]] = []
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command; events that come before its answer are kept."""
+        """One command; events that come before its answer are left out."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         self._connection.send(json.dumps(message))
@@ -67,7 +65,6 @@ class Browser:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
-            self.events.append(answer)
 
     def run(self, script: str) -> Any:
         """The value of an expression; of a promise what it comes to."""
@@ -90,24 +87,3 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         self.send("Page.navigate", url=path.resolve().as_uri())
-
-    def press(self, *keys: str) -> None:
-        """Keys one after another."""
-        for key in keys:
-            text = {"text": key} if len(key) == 1 else {}
-            self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-            self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
-
-    def picture(self, path: Path) -> None:
-        """What is in view, as a PNG file."""
-        answer = self.send("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(answer["data"]))
-
-    @property
-    def complaints(self) -> list[str]:
-        """Errors, warnings and dialogs so far."""
-        kinds = (
-            *("Runtime.exceptionThrown", "Runtime.consoleAPICalled"),
-            *("Log.entryAdded", "Page.javascriptDialogOpening"),
-        )
-        return [json.dumps(event) for event in self.events if event["method"] in kinds]
