@@ -57,7 +57,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
             seed=config.seed,
             voters=tuple(voters.values()),
             num_external=len(list(_external_voters(config.ensemble))),
-            judges=tuple(each.name for each in config.ensemble.judges),
+            judges=tuple(judge.name for judge in config.ensemble.judges),
         ),
         preferences=run["preferences"],
         member=[
@@ -97,7 +97,7 @@ def add_embedding_models(run: Run) -> None:
 
 
 def _vectors(config: EmbeddingModelConfig) -> str:
-    """The role of what an embedding model reads."""
+    """The role of the vectors that an embedding model reads."""
     return f"vectors_{'states' if config.is_language_model else config.kind}"
 
 
@@ -113,12 +113,12 @@ def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") 
 
 
 def _voters(config: RunConfig) -> dict[str, str]:
-    """The roles of the embedding models that vote, and of the voters that the user has, with what
-    the page calls each; none where reward models vote."""
+    """The roles of the embedding models that vote, and of the voters that the user has, with their
+    names on the page; none where reward models vote."""
     ensemble = config.ensemble
     if not ensemble.embedding_models_vote:
         return {}
-    voters = {each.name: each.name for each in config.embedding_models}
+    voters = {model.name: model.name for model in config.embedding_models}
     for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
         voters[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
     return voters | {role: name for role, name, _ in _external_voters(ensemble)}
@@ -160,7 +160,7 @@ def _add_external_voters(run: Run) -> None:
 
 
 def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
-    """`base`, the language model as it is, and `base_trunk`, what its frozen layers make."""
+    """`base`, the untrained language model, and `base_trunk`, the output of its frozen layers."""
     policy = SFTConfig(model=ModelConfig(base=config.base), fine_tune=False)
     run["base"] = run.submit(specs.SFT, policy, data=run["data"], label="base model")
     if (upper := config.train.trainable_layers) is not None:
@@ -204,11 +204,11 @@ def _vote_of_embedding_models(run: Run) -> Future:
     for index, member in enumerate(_cross_fitted(run)):
         run[f"cross_fitted_{index}"] = member
     if ensemble.self_test_share:
-        copies = [
-            each.model_copy(update={"planted_share": ensemble.self_test_share})
-            for each in run.config.embedding_models
+        share = {"planted_share": ensemble.self_test_share}
+        planted = [
+            _embedding_model(run, model.model_copy(update=share), "self-test, ")
+            for model in run.config.embedding_models
         ]
-        planted = [_embedding_model(run, each, "self-test, ") for each in copies]
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
         external = [run[role] for role, _, _ in _external_voters(ensemble)]
         run["self_test"] = run.submit(

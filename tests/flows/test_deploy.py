@@ -28,7 +28,7 @@ from trimtab.flows.deploy import (
     LEFT,
     NOTICE,
     STUCK,
-    _saying,
+    _notice_of_silence,
     closed_template,
     deploy,
     notices,
@@ -145,7 +145,7 @@ def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
     (action,) = told["trimtab: tell of runs in which nothing moves"].actions
     event = {"event": ADVANCED, "resource": {"name": "smoke"}, "payload": {}}
     assert isinstance(action, CallWebhook)
-    for text in (action.payload, _saying(block, STUCK).body):  # type: ignore[union-attr]
+    for text in (action.payload, _notice_of_silence(block, STUCK).body):  # type: ignore[union-attr]
         assert json.loads(render_user_template_sync(text, {"event": event}))["event"] == STUCK
     assert notices(None) == []
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from trimtab.flows import FLOWS
 from trimtab.flows.cli import terminal
-from trimtab.flows.cli.terminal import _View, shown_live
+from trimtab.flows.cli.terminal import draw, shown_live
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.plan import make_plan
@@ -21,7 +21,7 @@ from trimtab.tasks.board import Board
 
 def _drawn(board: Board) -> list[str]:
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(_View(board))
+    console.print(draw(board))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.rstrip() for line in text.splitlines()]
 
