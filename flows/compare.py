@@ -19,7 +19,12 @@ from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import answered, report_about, require_startable, tracked_flow
+from trimtab.flows.runs.lifecycle import (
+    completed_state,
+    report_about,
+    require_startable,
+    tracked_flow,
+)
 from trimtab.models.config.arms import Arm
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE, SPECS
@@ -78,4 +83,4 @@ def compare(
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         report = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
         numbers = export_report(tracked, report, results, run_name.name, report_about(run_name))
-    return answered(numbers)
+    return completed_state(numbers)

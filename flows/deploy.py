@@ -146,13 +146,13 @@ def _work_pool(client: SyncPrefectClient, pool_type: str, image: str | None) -> 
         )
     template = pool.base_job_template
     if pool_type == "process":
-        template = closed_template(template)
+        template = close_template(template)
     elif image:
-        template = with_image(template, image)
+        template = set_image(template, image)
     client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
 
 
-def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
+def set_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     """A pool's template of Kubernetes jobs whose flow runs have this image."""
     changed = copy.deepcopy(dict(template))
     try:
@@ -166,7 +166,7 @@ def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     return changed
 
 
-def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
+def close_template(template: Mapping[str, Any]) -> dict[str, Any]:
     """A pool of processes in which who starts a run chooses nothing of how it is started.
 
     With Prefect's own template each run could bring its command and environment. Here the command

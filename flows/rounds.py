@@ -14,7 +14,7 @@ from trimtab.flows.config.recipes import RECIPES
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.pipeline.run import Run, roles_of_round
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import answered, finish_run, tracked_flow
+from trimtab.flows.runs.lifecycle import completed_state, finish_run, tracked_flow
 from trimtab.flows.runs.suspension import other_that_waits, require_resumable
 from trimtab.tasks.registry import (
     KEY,
@@ -69,7 +69,7 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
         is_promoted = run_round(run, number)
         last = number if is_promoted else champion.round
         numbers = finish_run(run, tracked, last, name, champion.version.name)
-    state: dict[str, object] = answered(numbers)
+    state: dict[str, object] = completed_state(numbers)
     return state
 
 

@@ -388,7 +388,7 @@ def audit(
         "ensemble.judges": judges_of(judge or (), judge_pairs),
     }
     changes = commands.changes_of_audit(sources, overrides, columns, options)
-    changes = commands.with_budget(changes, budget, settings)
+    changes = commands.add_budgeted_voters(changes, budget, settings)
     changes = commands.change_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
     numbers = commands.run_audit(request, settings, baseline, is_quiet=is_json)

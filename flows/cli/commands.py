@@ -20,7 +20,7 @@ from typing import Any
 
 from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.audit.judges import requests_in_words, require_answers
-from trimtab.flows.cli.terminal import shown_live
+from trimtab.flows.cli.terminal import draw_live
 from trimtab.flows.config.config import RunConfig, load_config, require_flow
 from trimtab.flows.config.errors import CommandError, ConfigError
 from trimtab.flows.config.names import AUDIT_OPTIONS, check_free, name_run
@@ -39,15 +39,15 @@ from trimtab.flows.config.overrides import (
     read_changes,
     validate_changes,
 )
-from trimtab.flows.config.paths import merged_changes, nested, value_at
+from trimtab.flows.config.paths import merge_changes, nested, value_at
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.runs.checks import (
     check,
+    make_uncounted_plan,
     refuse,
     refuse_suspension,
     refuse_too_large,
     this_host,
-    uncounted_plan,
 )
 from trimtab.flows.runs.exit_handling import exit_on_signals
 from trimtab.infra.imports import quick_imports
@@ -102,7 +102,7 @@ def recipe_and_changes(
     changes = parse_overrides(overrides)
     if file is not None:
         if recipe is not None and "=" in recipe:  # no recipe, and the first override in its place
-            changes = merged_changes(parse_overrides([recipe]), changes)
+            changes = merge_changes(parse_overrides([recipe]), changes)
             recipe = None
         from_file = read_changes(file)
         name = from_file.pop("recipe", None)
@@ -113,7 +113,7 @@ def recipe_and_changes(
         recipe = recipe or name
         if recipe is not None:
             from_file = drop_usual(from_file, recipe_named(recipe).model_dump(mode="json"))
-        changes = merged_changes(from_file, changes)
+        changes = merge_changes(from_file, changes)
     if recipe is None:
         raise ConfigError(
             f"found no recipe; allowed: {', '.join(RECIPES)}, or --config FILE with one"
@@ -192,7 +192,7 @@ def changes_of_audit(
                 raise ConfigError(
                     f"found {AUDIT_OPTIONS.get(path, '--judge')} and {path}; allowed: one of them"
                 )
-            changes = merged_changes(nested(path, value), changes)
+            changes = merge_changes(nested(path, value), changes)
     preferences: dict[str, Any] = {"sources": list(sources)} if sources else {}
     if columns is not None:
         parts = [column.partition("=") for column in columns.split(",")]
@@ -200,7 +200,7 @@ def changes_of_audit(
             raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
         preferences["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in parts}
     if preferences:
-        changes = merged_changes({"preferences": preferences}, changes)
+        changes = merge_changes({"preferences": preferences}, changes)
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes
@@ -218,11 +218,13 @@ def preferences_of(
     sources, overrides = files_and_overrides(words)
     changes = changes_of_audit(sources, overrides, columns)
     if form is not None:
-        changes = merged_changes(changes, {"preferences": {"format": form}})
+        changes = merge_changes(changes, {"preferences": {"format": form}})
     return apply_changes(recipe_named("audit"), changes).preferences
 
 
-def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings) -> dict[str, Any]:
+def add_budgeted_voters(
+    changes: dict[str, Any], budget: str | None, settings: Settings
+) -> dict[str, Any]:
     """The changes of an audit with the voters that fit into a time; says which on stderr.
 
     ConfigError for no time, and for one beside voters that are named.
@@ -242,7 +244,7 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
             "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
             file=sys.stderr,
         )
-    return merged_changes(changes, added)
+    return merge_changes(changes, added)
 
 
 def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
@@ -332,14 +334,14 @@ def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = Fal
     print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
     with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
-        plan = uncounted_plan(request.config, request.flow, settings, request.num_seeds)
+        plan = make_uncounted_plan(request.config, request.flow, settings, request.num_seeds)
         if plan is not None and settings.dask is None:
             refuse_too_large(plan, settings)
         wait_until_ready()
         if plan is not None:
             board.expect(plan.costs())
         # The board knows nothing of tasks in the processes of a cluster.
-        with nullcontext() if settings.dask is not None else shown_live(board):
+        with nullcontext() if settings.dask is not None else draw_live(board):
             flow(**request.parameters)
 
 
@@ -357,7 +359,7 @@ def run_study(
         study = load_flow("study")
         wait_until_ready()
         board.expect_submitted()
-        with shown_live(board):
+        with draw_live(board):
             statuses = study(paper, exhibit, scale, seeds, changes)
         for slug, status in statuses.items():
             print(f"{slug}: {status}")

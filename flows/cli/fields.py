@@ -16,14 +16,8 @@ from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.paths import MAX_HINTS, fields_of, section_of, value_at
 
 WIDTH = 96
-TYPES = {
-    "boolean": "true or false",
-    "integer": "integer",
-    "null": "null",
-    "number": "number",
-    "object": "object",
-    "string": "text",
-}
+# Types of JSON schemas that have other names in words.
+TYPES = {"boolean": "true or false", "string": "text"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         if "prefixItems" in schema:
             return f"list of {len(schema['prefixItems'])}: {_allowed(schema['prefixItems'][0])}"
         return f"list of {_allowed(schema.get('items', {}))}"
-    return " ".join([TYPES[schema["type"]], *_bounds(schema)])
+    kind = schema["type"]
+    return " ".join([TYPES.get(kind, kind), *_bounds(schema)])
 
 
 def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -23,7 +23,7 @@ PER_SECOND = 4
 
 
 @contextmanager
-def shown_live(board: Board) -> Iterator[None]:
+def draw_live(board: Board) -> Iterator[None]:
     """Inside, the board is drawn below the log's lines, a few times a second."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb" or "CI" in os.environ:
         yield

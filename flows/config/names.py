@@ -270,14 +270,14 @@ def _changes(config: RunConfig) -> dict[str, Any]:
 def _plain(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
     """The configuration as plain values, files as `<name> <sha256>`."""
     values = config.model_dump(mode="json", exclude_defaults=exclude_defaults)
-    return {name: _with_contents(value, name) for name, value in values.items()}
+    return {name: _digest_files(value, name) for name, value in values.items()}
 
 
-def _with_contents(values: Any, name: str) -> Any:
+def _digest_files(values: Any, name: str) -> Any:
     if isinstance(values, dict):
-        return {key: _with_contents(value, key) for key, value in values.items()}
+        return {key: _digest_files(value, key) for key, value in values.items()}
     if isinstance(values, list):
-        return [_with_contents(value, name) for value in values]
+        return [_digest_files(value, name) for value in values]
     if name in FILES and isinstance(values, str) and _is_local(values):
         path = Path(values).expanduser()
         return f"{path.name} {_content(path)[:16]}"

@@ -46,7 +46,7 @@ from trimtab.flows.config.paths import (
     explain,
     explained,
     leaves,
-    merged_changes,
+    merge_changes,
     nested,
     section_of,
     short,
@@ -58,13 +58,7 @@ CHANGE = "change"
 FOLDED = {"type": "object", "title": "as in the recipe", "properties": {}}
 NONE = {"type": "null", "title": "none"}
 # The names of other choices, by type.
-KINDS = {
-    "integer": "number",
-    "number": "number",
-    "string": "text",
-    "array": "list",
-    "null": "none",
-}
+KINDS = {"integer": "number", "number": "number", "string": "text", "array": "list", "null": "none"}
 # Settings that people change most, first in the form, by path, with their labels.
 OFTEN = {
     "seed": "Seed of the run (seed)",
@@ -133,7 +127,7 @@ def _nest_by_section(values: Any) -> Any:
         if other not in (..., value):
             text = f"{path}: given twice, found {short(value)} and {short(other)}"
             raise PydanticCustomError(EXPLAINED, "{text}", {"text": text})
-        sections = merged_changes(sections, nested(path, value))
+        sections = merge_changes(sections, nested(path, value))
     return sections
 
 
@@ -264,7 +258,7 @@ def apply_changes(
     sources = changed.get("preferences", {}).get("sources")
     if sources is not None and len(sources) != len(values["preferences"]["categories"]):
         values["preferences"]["categories"] = []
-    return load_config(merged_changes(values, changed))
+    return load_config(merge_changes(values, changed))
 
 
 def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
@@ -300,11 +294,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         path, separator, text = override.partition("=")
         if not separator:
             raise ConfigError(f"{override!r} is not of the form field=value")
-        changes = merged_changes(changes, nested(path, _value(text)))
-    return _with_lists(changes, RunConfig)
+        changes = merge_changes(changes, nested(path, _value(text)))
+    return _wrap_lists(changes, RunConfig)
 
 
-def _with_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def _wrap_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Settings with a list of one where a list of any length is asked and one value stands.
 
     For settings that people write; flows take what their schema says.
@@ -314,7 +308,7 @@ def _with_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, 
         value = values.get(name)
         section = section_of(field)
         if isinstance(value, dict) and section is not None:
-            changed[name] = _with_lists(value, section)
+            changed[name] = _wrap_lists(value, section)
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             kinds = [field.annotation, *get_args(field.annotation)]
             if any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds):
@@ -342,7 +336,7 @@ def read_changes(path: Path) -> dict[str, Any]:
             f"--config: found {short(values)} in {path}; allowed: settings by name, as "
             "`trimtab run RECIPE --print-config` prints them"
         )
-    return _with_lists(values, RunConfig)
+    return _wrap_lists(values, RunConfig)
 
 
 def drop_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

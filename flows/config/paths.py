@@ -55,14 +55,14 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return {name: nested(rest, value) if is_deeper else value}
 
 
-def merged_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
     """Several changes as one; later ones win."""
     result: dict[str, Any] = {}
     for values in changes:
         for name, new in values.items():
             old = result.get(name)
             if isinstance(old, dict) and isinstance(new, dict):
-                new = merged_changes(old, new)
+                new = merge_changes(old, new)
             result[name] = new
     return result
 

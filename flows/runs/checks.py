@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -97,13 +98,14 @@ def check(
         _check_preferences(config, max_rows, findings, as_option)
         _check_demonstrations(config, max_rows, findings)
     if (review := config.relabel.review) is not None and not is_stored(review):
-        _check_file("relabel.review", review, lambda source: read_review(source, None), findings)
+        read = partial(read_review, known=None)
+        findings.mistakes += _file_mistakes("relabel.review", review, read)
     for votes in config.ensemble.scores:
-        _check_file("ensemble.scores", votes, read_votes, findings)
+        findings.mistakes += _file_mistakes("ensemble.scores", votes, read_votes)
     for path, section in sections_of(config):
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
-            _check_constitution(f"{path}constitution", name, findings)
+            findings.mistakes += _constitution_mistakes(f"{path}constitution", name)
     check_installed(config, findings)
     return findings
 
@@ -118,7 +120,7 @@ def check_installed(config: RunConfig, findings: Findings) -> None:
         _count_layers("ensemble.cross_fitted.base", ModelConfig(base=members.base), findings)
     for model in config.ensemble.reward_models:
         _check_model("ensemble.reward_models", model, findings)
-        _check_reward_model("ensemble.reward_models", Path(model).expanduser(), findings)
+        findings.mistakes += _reward_model_mistakes(Path(model).expanduser())
     for index, voter in enumerate(config.embedding_models):
         if voter.encoder in PACKAGED_MODELS:
             _check_model(f"embedding_models.{index}.encoder", voter.encoder, findings)
@@ -307,22 +309,20 @@ def _check_demonstrations(config: RunConfig, max_rows: int | None, findings: Fin
             findings.mistakes += _listed(name, error.bad_rows)
 
 
-def _check_file(
-    name: str, source: str, read: Callable[[Source], object], findings: Findings
-) -> None:
+def _file_mistakes(name: str, source: str, read: Callable[[Source], object]) -> Iterator[str]:
+    path = Path(source).expanduser()
     if is_remote(source):
         return
-    path = Path(source).expanduser()
     if not path.exists():
-        findings.mistakes.append(_absent(name, source))
+        yield _absent(name, source)
         return
     try:
         read(Source(str(path), name=path.name))
     except PreferenceDataError as error:
-        findings.mistakes += [f"{name}: {row.describe()}" for row in listed(error.bad_rows)]
+        yield from (f"{name}: {row.describe()}" for row in listed(error.bad_rows))
 
 
-def _check_constitution(name: str, source: str, findings: Findings) -> None:
+def _constitution_mistakes(name: str, source: str) -> Iterator[str]:
     path = Path(source).expanduser()
     if is_remote(source):
         return
@@ -332,11 +332,11 @@ def _check_constitution(name: str, source: str, findings: Findings) -> None:
         elif path.is_file():
             parse_constitution(path.read_bytes(), path.name)
         else:
-            findings.mistakes.append(f"{_absent(name, source)} or {', '.join(PACKAGED)}")
+            yield f"{_absent(name, source)} or {', '.join(PACKAGED)}"
     except ConstitutionError as error:
-        findings.mistakes += [f"{name}: {line}" for line in str(error).splitlines()]
+        yield from (f"{name}: {line}" for line in str(error).splitlines())
     except OSError as error:
-        findings.mistakes.append(f"{name}: {source!r} cannot be read: {error.strerror}")
+        yield f"{name}: {source!r} cannot be read: {error.strerror}"
 
 
 def _check_model(name: str, base: str, findings: Findings) -> None:
@@ -355,22 +355,21 @@ def _check_model(name: str, base: str, findings: Findings) -> None:
         )
 
 
-def _check_reward_model(name: str, folder: Path, findings: Findings) -> None:
+def _reward_model_mistakes(folder: Path) -> Iterator[str]:
     """A model in a local folder must be a reward model, with weights that run no code."""
+    name = "ensemble.reward_models"
     if not (folder / "config.json").is_file():
         return
     try:
         values = json.loads((folder / "config.json").read_bytes())
         labels = len(values["id2label"]) if "id2label" in values else values.get("num_labels", 2)
     except (ValueError, TypeError, AttributeError) as error:
-        findings.mistakes.append(f"{name}: {folder / 'config.json'} is no model's: {error}")
+        yield f"{name}: {folder / 'config.json'} is no model's: {error}"
         return
     if labels != 1:
-        findings.mistakes.append(
-            f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
-        )
+        yield f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
     if not any(folder.glob("*.safetensors")):
-        findings.mistakes.append(
+        yield (
             f"{name}: found no *.safetensors in the folder {str(folder)!r}; allowed: weights in "
             "safetensors alone"
         )
@@ -413,7 +412,7 @@ def refuse(mistakes: Sequence[str]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def uncounted_plan(
+def make_uncounted_plan(
     config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
 ) -> Plan | None:
     """The plan of a run on this host; None where the size of its model is unknown.

@@ -40,9 +40,9 @@ from trimtab.flows.pipeline.run import Run, judgement_of_round, resources_of, ro
 from trimtab.flows.runs.checks import (
     Findings,
     check_installed,
+    make_uncounted_plan,
     refuse,
     refuse_too_large,
-    uncounted_plan,
 )
 from trimtab.flows.runs.exit_handling import is_interrupted
 from trimtab.flows.runs.flow import flow
@@ -109,7 +109,7 @@ def experiment_flow(
                 run.review = partial(review_labels, tracked=tracked, name=run.name, about=page)
             champion = stages(run)
             numbers = finish_run(run, tracked, champion, run_name)
-        state: dict[str, object] = answered(numbers)
+        state: dict[str, object] = completed_state(numbers)
         return state
 
     run_stages.__doc__ = about + PARAMETERS.format(recipe=recipe_about)
@@ -142,7 +142,7 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
         findings.mistakes.append(f"relabel.review: {error}")
     check_installed(config, findings)
     refuse([*findings.mistakes, *findings.missing])
-    plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
+    plan = make_uncounted_plan(config, flow, settings, num_seeds) if flow else None
     if plan is not None:
         refuse_too_large(plan, settings)
         board.expect(plan.costs())  # of which a stage's line is the nth
@@ -158,7 +158,7 @@ def _name_flow_run(config: RunConfig, name: RunName, commit: str | None) -> None
     _tag_flow_run(tags, RUN_TAGS, name.name)
 
 
-def answered(numbers: Mapping[str, Any]) -> Any:
+def completed_state(numbers: Mapping[str, Any]) -> Any:
     """The state that the flow run ends in, with the answer, the report's place, and the numbers.
 
     The answer is a tag of the run, too, to filter by.

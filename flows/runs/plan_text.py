@@ -151,7 +151,7 @@ def _gpu_time(plan: Plan) -> list[str]:
     computing = (row for row in plan.rows if row.operations)
     groups = _group(computing, lambda row: (row.stage.stage, row.operations))
     lines = [
-        (name, *(shown_hours(plan.gpu_hours(rows, card)) for card in cards))
+        (name, *(hours_text(plan.gpu_hours(rows, card)) for card in cards))
         for name, rows in [*((_names(rows), rows) for rows in groups), ("total", plan.rows)]
     ]
     header = ("roles", *(card.name for card in cards))
@@ -163,7 +163,7 @@ def _gpu_time(plan: Plan) -> list[str]:
     ]
 
 
-def shown_hours(hours: Range) -> str:
+def hours_text(hours: Range) -> str:
     """Hours from the least to the most."""
     return " to ".join(
         f"{value:,.0f}" if value >= 10 else f"{value:.{1 if value >= 1 else 2}f}"
