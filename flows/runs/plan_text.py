@@ -137,7 +137,7 @@ def _group_by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
 
 
 def _group(rows: Iterable[PlanRow], key: Callable[[PlanRow], Hashable]) -> list[list[PlanRow]]:
-    groups = defaultdict[Hashable, list[PlanRow]](list)
+    groups: dict[Hashable, list[PlanRow]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     return list(groups.values())
