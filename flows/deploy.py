@@ -91,25 +91,21 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         return []
     failed = EventTrigger(expect=_events("Failed"), match_related=_OURS, posture=Posture.Reactive)
     waiting = failed.model_copy(update={"expect": _events("Suspended")})
-    triggers = {
-        "trimtab: tell of failed runs": failed,
-        "trimtab: tell of runs that wait for a person": waiting,
-        "trimtab: tell of collapses": EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive),
-        "trimtab: tell of promotions": EventTrigger(expect={PROMOTED}, posture=Posture.Reactive),
-    }
-    silences = {
-        "trimtab: tell of runs in which nothing moves": (
-            _silence(_events("Running") | {ADVANCED}, STILL),
-            _notice_of_silence(channel, STUCK),
-        ),
-        "trimtab: tell of crashed runs that do not go on": (
+    collapse = EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive)
+    still = _silence(_events("Running") | {ADVANCED}, STILL)
+    actions = {
+        "failed runs": (failed, channel),
+        "runs that wait for a person": (waiting, channel),
+        "collapses": (collapse, channel),
+        "promotions": (collapse.model_copy(update={"expect": {PROMOTED}}), channel),
+        "runs in which nothing moves": (still, _notice_of_silence(channel, STUCK)),
+        "crashed runs that do not go on": (
             _silence(_events("Crashed"), CRASHED_FOR),
             _notice_of_silence(channel, LEFT),
         ),
     }
-    actions = {name: (trigger, channel) for name, trigger in triggers.items()} | silences
     return [
-        AutomationCore(name=name, trigger=trigger, actions=[action])
+        AutomationCore(name=f"trimtab: tell of {name}", trigger=trigger, actions=[action])
         for name, (trigger, action) in actions.items()
     ]
 
