@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trimtab.flows.config.config import EnsembleConfig, RunConfig, Vote
 from trimtab.flows.pipeline.data import submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.base import last_part
-from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
@@ -23,7 +23,7 @@ from trimtab.models.config.reward import (
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import ModelConfig, SFTConfig
-from trimtab.tasks.resources import ALL_CORES, Resources, Slot
+from trimtab.tasks.resources import ALL_CORES, ONE_CORE, Resources, Slot
 
 
 def audit_labels(run: Run) -> None:
@@ -121,42 +121,37 @@ def _voters(config: RunConfig) -> dict[str, str]:
     voters = {model.name: model.name for model in config.embedding_models}
     for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
         voters[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
-    return voters | {role: name for role, name, _ in _external_voters(ensemble)}
+    return voters | {role: name for role, name, *_ in _external_voters(ensemble)}
 
 
-def _external_voters(
-    ensemble: EnsembleConfig,
-) -> Iterator[
-    tuple[str, str, ExternalVotesConfig | ExternalRewardModelConfig | JudgePreferencesConfig]
-]:
-    """Role, name on the page and configuration of the voters that the user has."""
+def _external_voters(ensemble: EnsembleConfig) -> Iterator[tuple[str, str, specs.StageSpec, Any]]:
+    """Role, name on the page, stage and configuration of the voters that the user has."""
     for index, source in enumerate(ensemble.scores):
         votes = ExternalVotesConfig(source=source)
-        yield f"external_votes_{index}", f"votes of {last_part(source)}", votes
+        yield (
+            f"external_votes_{index}",
+            f"votes of {last_part(source)}",
+            specs.EXTERNAL_VOTES,
+            votes,
+        )
     for index, name in enumerate(ensemble.reward_models):
         model = ExternalRewardModelConfig(model=name, precision=ensemble.member.train.precision)
-        yield f"external_reward_model_{index}", f"reward model {last_part(name)}", model
+        label = f"reward model {last_part(name)}"
+        yield f"external_reward_model_{index}", label, specs.EXTERNAL_REWARD_MODEL, model
     for index, judge in enumerate(ensemble.judges):
-        yield f"external_judge_{index}", f"judge {judge.name}", judge.comparing()
+        label = f"judge {judge.name}"
+        yield f"external_judge_{index}", label, specs.JUDGE_PREFERENCES, judge.comparing()
 
 
 def _add_external_voters(run: Run) -> None:
     pairs = run["preferences"]
-    for role, label, config in _external_voters(run.config.ensemble):
-        if isinstance(config, ExternalVotesConfig):
-            run[role] = run.submit(specs.EXTERNAL_VOTES, config, preferences=pairs, label=label)
-        elif isinstance(config, ExternalRewardModelConfig):
-            run[role] = run.submit(
-                specs.EXTERNAL_REWARD_MODEL,
-                config,
-                preferences=pairs,
-                resources=ALL_CORES,
-                label=label,
-            )
+    for role, label, spec, config in _external_voters(run.config.ensemble):
+        if spec is specs.JUDGE_PREFERENCES:
+            seeded = run.seeded(config)
+            run[role] = run.submit_to_judge(spec, seeded, preferences=pairs, label=label)
         else:
-            run[role] = run.submit_to_judge(
-                specs.JUDGE_PREFERENCES, run.seeded(config), preferences=pairs, label=label
-            )
+            cores = ALL_CORES if spec is specs.EXTERNAL_REWARD_MODEL else ONE_CORE
+            run[role] = run.submit(spec, config, preferences=pairs, label=label, resources=cores)
 
 
 def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
@@ -210,7 +205,7 @@ def _vote_of_embedding_models(run: Run) -> Future:
             for model in run.config.embedding_models
         ]
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
-        external = [run[role] for role, _, _ in _external_voters(ensemble)]
+        external = [run[role] for role, *_ in _external_voters(ensemble)]
         run["self_test"] = run.submit(
             specs.STRENGTH,
             calibrated,
