@@ -39,30 +39,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to pages of the root lead to their place in the site."""
-    return re.sub(rf"\]\((?:\.\./)+({'|'.join(ROOT_PAGES)})", _to_root(page), markdown)
-
-
-def _to_root(page: Page) -> str:
-    return "](" + "../" * page.file.src_uri.count("/") + r"\1"
+    to_root = "../" * page.file.src_uri.count("/")
+    return re.sub(rf"\]\((?:\.\./)+({'|'.join(ROOT_PAGES)})", rf"]({to_root}\1", markdown)
 
 
 def settings_page() -> str:
     """All settings in Markdown, a section for each of the configuration's."""
-    settings = list(settings_of(RunConfig))
-    parts = [SETTINGS, _table([each for each in settings if "." not in each.path])]
+    settings = settings_of(RunConfig)
+    parts = [SETTINGS, _table([setting for setting in settings if "." not in setting.path])]
     for name, field in RunConfig.model_fields.items():
         section = section_of(field)
         if section:
-            rows = _table([each for each in settings if each.path.startswith(f"{name}.")])
-            parts.append(f"## {name}\n\n{_cell(section.__doc__)}\n\n{rows}")
+            table = _table([s for s in settings if s.path.startswith(f"{name}.")])
+            parts.append(f"## {name}\n\n{_cell(section.__doc__)}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
 def _table(settings: Sequence[Setting]) -> str:
     rows = [
-        f"| `{each.path}` | `{_cell(each.default)}` | {_cell(each.allowed)} | "
-        f"{_cell(each.description)} |"
-        for each in settings
+        f"| `{setting.path}` | `{_cell(setting.default)}` | {_cell(setting.allowed)} | "
+        f"{_cell(setting.description)} |"
+        for setting in settings
     ]
     head = ["| setting | default | allowed | |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *rows])

@@ -1,4 +1,4 @@
 """The wiring: Prefect flows, run configuration and recipes."""
 
-# What `trimtab run` runs: parts of the experiment by name.
+# The flows of `trimtab run`: parts of the experiment.
 FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")

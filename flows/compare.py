@@ -11,6 +11,7 @@ from trimtab.flows.config.over_seeds import (
     METHODS,
     SEEDS,
     CompareChanges,
+    Seeds,
     comparison_name,
     configs_of_seeds,
 )
@@ -18,19 +19,22 @@ from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import answered, report_about, require_startable, tracked_flow
+from trimtab.flows.runs.lifecycle import (
+    completed_state,
+    report_about,
+    require_startable,
+    tracked_flow,
+)
 from trimtab.models.config.arms import Arm
-from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE, SPECS
 from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
-Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
-# Stages whose artifacts tell a policy's cost and training curve.
+# Stages that the page reads a policy's cost and training curve from: not those that all arms share.
 STAGES_READ = {name for name, spec in SPECS.items() if spec.makes == "policy"}
 STAGES_READ |= {"rehearsal", "sample_responses"}
-STAGES_READ -= {"sft", "constitutional_sft"}  # they are every arm's
+STAGES_READ -= {"sft", "constitutional_sft"}
 
 
 @flow(name="compare")
@@ -57,9 +61,9 @@ def compare(
     configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
     require_startable(config, "compare", len(seeds))
-    found_name = comparison_name(config, arms, seeds, name)
-    runs = [Run(each, name=found_name.name) for each in configs]
-    with tracked_flow(config, found_name) as tracked:
+    run_name = comparison_name(config, arms, seeds, name)
+    runs = [Run(config, name=run_name.name) for config in configs]
+    with tracked_flow(config, run_name) as tracked:
         experiment.compare(*runs)
         results = {
             f"{run.config.seed}.{role}": run.result(role) for run in runs for role in run.roles
@@ -77,6 +81,6 @@ def compare(
             if result.ref.stage in STAGES_READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
-        found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        numbers = export_report(tracked, found, results, found_name.name, report_about(found_name))
-    return answered(numbers)
+        report = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
+        numbers = export_report(tracked, report, results, run_name.name, report_about(run_name))
+    return completed_state(numbers)

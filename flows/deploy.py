@@ -33,12 +33,12 @@ from trimtab.tasks.resources import GPU_SLOTS
 POOL = "trimtab"
 PACKAGE = Path(trimtab.__file__).parent
 JOB_TEMPLATE = PACKAGE / "infra" / "kubernetes" / "job-template.json"
-# What Prefect's workers run in the end; `python` is the first of the worker's PATH.
+# The command of Prefect's workers; `python` is the first of the worker's PATH.
 # -P: no file of a working directory stands in for a module of Prefect or Trimtab.
 ENGINE = "python -P -m prefect.engine"
-# With this one Python finds the files of its working folder first.
+# With this one Python reads the files of its working folder first.
 UNSAFE_ENGINE = "python -m prefect.engine"
-# Of runs in pools of processes; other workers are asked for it.
+# In pools of processes; other workers need it in their environment.
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 # Stages say once a minute that they get on; one that waits for a GPU says nothing.
 STILL = timedelta(hours=1)
@@ -64,72 +64,63 @@ def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> 
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(PACKAGE / "prefect.yaml"))
         _serve_forms(client)
-        for automation in notices(channel):  # made anew
+        for automation in notices(channel):  # in place of those of an earlier deployment
             for old in client.read_automations_by_name(automation.name):
                 client.delete_automation(old.id)
             client.create_automation(automation)
 
 
-def _events(*states: str) -> set[str]:
-    return {f"prefect.flow-run.{state}" for state in states}
+def _events(states: str) -> set[str]:
+    return {f"prefect.flow-run.{state}" for state in states.split()}
 
 
 _STATES = _events(
-    *"Scheduled AwaitingRetry AwaitingConcurrencySlot Late Pending Running".split(),
-    *"Paused Suspended Crashed Completed Failed Cancelled".split(),
+    "Scheduled AwaitingRetry AwaitingConcurrencySlot Late Pending Running "
+    "Paused Suspended Crashed Completed Failed Cancelled"
 )
+# The events of our deployments' runs, by the tag that these have.
+_OURS = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 
 
 def notices(channel: ActionTypes | None) -> list[AutomationCore]:
-    """What tells people of failures, runs that stand still or down, collapses and promotions.
+    """Automations that report failures, runs that stand still or wait, collapses and promotions.
 
     None without a channel.
     """
     if channel is None:
         return []
-    failed = EventTrigger(
-        expect={"prefect.flow-run.Failed"},
-        match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
-        posture=Posture.Reactive,
-    )
+    failed = EventTrigger(expect=_events("Failed"), match_related=_OURS, posture=Posture.Reactive)
     waiting = failed.model_copy(update={"expect": _events("Suspended")})
-    events = {
-        "trimtab: tell of failed runs": failed,
-        "trimtab: tell of runs that wait for a person": waiting,
-        "trimtab: tell of collapses": EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive),
-        "trimtab: tell of promotions": EventTrigger(expect={PROMOTED}, posture=Posture.Reactive),
+    collapse = EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive)
+    still = _silence(_events("Running") | {ADVANCED}, STILL)
+    actions = {
+        "failed runs": (failed, channel),
+        "runs that wait for a person": (waiting, channel),
+        "collapses": (collapse, channel),
+        "promotions": (collapse.model_copy(update={"expect": {PROMOTED}}), channel),
+        "runs in which nothing moves": (still, _notice_of_silence(channel, STUCK)),
+        "crashed runs that do not go on": (
+            _silence(_events("Crashed"), CRASHED_FOR),
+            _notice_of_silence(channel, LEFT),
+        ),
     }
-    told = [
-        AutomationCore(name=name, trigger=trigger, actions=[channel])
-        for name, trigger in events.items()
+    return [
+        AutomationCore(name=f"trimtab: tell of {name}", trigger=trigger, actions=[action])
+        for name, (trigger, action) in actions.items()
     ]
-    for name, event, after, within in (
-        ("runs in which nothing moves", STUCK, _events("Running") | {ADVANCED}, STILL),
-        ("crashed runs that do not go on", LEFT, _events("Crashed"), CRASHED_FOR),
-    ):
-        trigger = _run_trigger(after=after, expect=_STATES - after, within=within)
-        actions = [_saying(channel, event)]
-        told.append(
-            AutomationCore(name=f"trimtab: tell of {name}", trigger=trigger, actions=actions)
-        )
-    return told
 
 
-def _tag() -> str:
-    return f"prefect.tag.{TAG}"
+def _silence(after: set[str], within: timedelta) -> EventTrigger:
+    """Fires for each run of our deployments that has one of `after` and then no change of state.
 
-
-def _run_trigger(after: set[str], expect: set[str], within: timedelta) -> EventTrigger:
-    """Fires for each run of our deployments that has one of `after` and then none of `expect`.
-
-    One more of `after` starts the time anew: only what is in both sets does so for Prefect, which
+    One more of `after` starts the time anew: only an event in both sets does so for Prefect, which
     would otherwise not watch a second one that comes `within` the time of the first.
     """
     return EventTrigger(
         after=after,
-        expect=expect | after,
+        expect=_STATES | after,
         match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
+        match_related=_OURS,
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,
@@ -139,27 +130,27 @@ def _run_trigger(after: set[str], expect: set[str], within: timedelta) -> EventT
 
 def _work_pool(client: SyncPrefectClient, pool_type: str, image: str | None) -> None:
     try:
-        found = client.read_work_pool(POOL)
+        pool = client.read_work_pool(POOL)
     except ObjectNotFound:
         ours = ["--base-job-template", str(JOB_TEMPLATE)] if pool_type == "kubernetes" else []
         _prefect("work-pool", "create", POOL, "--type", pool_type, *ours)
-        found = client.read_work_pool(POOL)
-    if found.type != pool_type:
+        pool = client.read_work_pool(POOL)
+    if pool.type != pool_type:
         raise ConfigError(
-            f"work pool {POOL!r} is of type {found.type!r}, not {pool_type!r}: delete it first "
+            f"work pool {POOL!r} is of type {pool.type!r}, not {pool_type!r}: delete it first "
             f"(prefect work-pool delete {POOL})"
         )
-    template = found.base_job_template
+    template = pool.base_job_template
     if pool_type == "process":
-        template = closed_template(template)
+        template = close_template(template)
     elif image:
-        template = with_image(template, image)
-    client.update_work_pool(found.name, WorkPoolUpdate(base_job_template=template))
+        template = set_image(template, image)
+    client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
 
 
-def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
+def set_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     """A pool's template of Kubernetes jobs whose flow runs have this image."""
-    changed: dict[str, Any] = json.loads(json.dumps(template))
+    changed = copy.deepcopy(dict(template))
     try:
         pod = changed["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
         pod["containers"][0]["image"] = image  # others serve it
@@ -171,21 +162,21 @@ def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     return changed
 
 
-def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
+def close_template(template: Mapping[str, Any]) -> dict[str, Any]:
     """A pool of processes in which who starts a run chooses nothing of how it is started.
 
     With Prefect's own template each run could bring its command and environment. Here the command
-    is the pool's; one that it has already stays, and so do its environment and working folder. It
-    is given so that no other process looks for a run's code first: Trimtab is installed where a
+    is the pool's; one that it has already stays, and so do its environment and working folder.
+    With a command no other process looks for a run's code first: Trimtab is installed where a
     worker is, and loading it once more takes seconds. Its environment has HEARTBEATS, too.
     """
     fixed: dict[str, Any] = {}
     known = template["variables"].get("properties", {})
     for name, value in template["job_configuration"].items():
         is_variable = value == f"{{{{ {name} }}}}"
-        found = known.get(name, {}).get("default") if is_variable else value
-        if found not in (None, {}, UNSAFE_ENGINE):
-            fixed[name] = found
+        setting = known.get(name, {}).get("default") if is_variable else value
+        if setting not in (None, {}, UNSAFE_ENGINE):
+            fixed[name] = setting
     fixed["env"] = {**HEARTBEATS, **fixed.get("env", {})}
     return {
         "job_configuration": {"command": ENGINE, **fixed},
@@ -195,15 +186,14 @@ def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
 
 def _serve_forms(client: SyncPrefectClient) -> None:
     """Give the deployments the schemas of which Prefect's pages make their forms."""
-    filter_ = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
-    for deployment in client.read_deployments(deployment_filter=filter_):
+    ours = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
+    for deployment in client.read_deployments(deployment_filter=ours):
+        schema = serve_schema(deployment.parameter_openapi_schema or {})
         client.request(
             "PATCH",
             "/deployments/{id}",
             path_params={"id": deployment.id},
-            json={
-                "parameter_openapi_schema": serve_schema(deployment.parameter_openapi_schema or {})
-            },
+            json={"parameter_openapi_schema": schema},
         )
 
 
@@ -213,39 +203,39 @@ def serve_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     Prefect's own lets a misspelt parameter pass, which would then fail the run; it says of no
     parameter with a default that a run needs it; and it draws what may be none as folded.
     """
-    found: dict[str, Any] = copy.deepcopy(dict(schema))
-    parameters = found.get("properties", {})
-    found["additionalProperties"] = False
-    found["required"] = [name for name in REQUIRED if name in parameters]
+    served = copy.deepcopy(dict(schema))
+    parameters = served.get("properties", {})
+    served["additionalProperties"] = False
+    served["required"] = [name for name in REQUIRED if name in parameters]
     for name in ("name", "changes"):
-        given = parameters.get(name, {})
-        if "anyOf" in given:
-            kind, _none = given.pop("anyOf")
-            given |= kind
-            del given["default"]
+        parameter = parameters.get(name, {})
+        if "anyOf" in parameter:
+            kind, _none = parameter.pop("anyOf")
+            parameter |= kind
+            del parameter["default"]
     if "changes" in parameters:  # the longest comes last
         parameters["changes"]["position"] = len(parameters)
-    return found
+    return served
 
 
 def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
-    """What a block, named as `type/name`, does with a notice."""
+    """The action by which a block, named as `type/name`, sends a notice."""
     kind, _, name = block.partition("/")
     try:
-        found = client.read_block_document_by_name(name, kind)
+        document = client.read_block_document_by_name(name, kind)
     except ObjectNotFound:
         raise ConfigError(
             f"no block {block!r} on this Prefect server: make one on its page Blocks, and name it "
             "as type/name, e.g. slack-webhook/alerts or webhook/alerts"
         ) from None
     if kind == "webhook":
-        return CallWebhook(block_document_id=found.id, payload=NOTICE)
+        return CallWebhook(block_document_id=document.id, payload=NOTICE)
     subject = "Trimtab: {{ event.event }}"
-    return SendNotification(block_document_id=found.id, subject=subject, body=NOTICE)
+    return SendNotification(block_document_id=document.id, subject=subject, body=NOTICE)
 
 
-def _saying(channel: ActionTypes, event: str) -> ActionTypes:
-    """A channel's notice of what is no event of Prefect's: that events stay away."""
+def _notice_of_silence(channel: ActionTypes, event: str) -> ActionTypes:
+    """A channel's notice that events stay away, which is no event of Prefect's."""
     text = NOTICE.replace(_EVENT, json.dumps(event))
     if isinstance(channel, CallWebhook):
         return channel.model_copy(update={"payload": text})
@@ -253,7 +243,7 @@ def _saying(channel: ActionTypes, event: str) -> ActionTypes:
 
 
 _EVENT = "{{ event.event | tojson }}"
-# Who starts a run chooses its name: it comes as a JSON text, and so does all else.
+# A run has any name: it is written as a JSON text, and so are the other values.
 NOTICE = """{
  "event": {{ event.event | tojson }},
  "resource": {{ (event.resource.name or '') | tojson }},
@@ -268,5 +258,5 @@ def _prefect(*arguments: str) -> None:
     env = {**os.environ, "TRIMTAB_VERSION": trimtab.__version__}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise ConfigError(f"prefect {' '.join(arguments)} failed: {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise ConfigError(f"prefect {' '.join(arguments)} failed: {output}")

@@ -43,14 +43,13 @@ def evaluate(
     config = load_config(ours.config)
     name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
-    theirs = None if against == SFT else _contender(_registered(recipe, against))
-    contenders = {
-        policy: _contender(ours),
-        against: theirs or (run["sft"], run["advantage_model"]),
-    }
+    theirs = (run["sft"], run["advantage_model"])
+    if against != SFT:
+        theirs = _contender(_registered(recipe, against))
+    contenders = {policy: _contender(ours), against: theirs}
     with tracked_flow(config, name) as tracked:
-        for each, (weights, scorer) in contenders.items():
-            measure(run, each, weights, scorer, offset=seed)
+        for contender, (weights, scorer) in contenders.items():
+            measure(run, contender, weights, scorer, offset=seed)
         judge(run, "verdict", f"eval_{policy}", f"eval_{against}", label="judge", offset=seed)
         numbers = run.result("verdict").summary
         tracked.log(metrics={name: float(value) for name, value in numbers.items()})
@@ -62,14 +61,14 @@ def evaluate(
     return numbers
 
 
-def _registered(recipe: str, which: str) -> Registered:
-    found = registered(recipe, which)
-    if found is None:
-        raise ConfigError(f"{model_name(recipe)} has no version {which!r}, by number or by alias")
-    return found
+def _registered(recipe: str, version: str) -> Registered:
+    policy = registered(recipe, version)
+    if policy is None:
+        raise ConfigError(f"{model_name(recipe)} has no version {version!r}, by number or by alias")
+    return policy
 
 
-def _contender(found: Registered) -> tuple[Future, Future]:
-    """A registered policy and what it was optimised against."""
-    role = roles_of_round(found.round, found.config["rounds"].get("meta_rm_from", 2))
-    return found.artifacts[role.policy], found.artifacts[role.scorer]
+def _contender(policy: Registered) -> tuple[Future, Future]:
+    """A registered policy and the scorer that it was optimised against."""
+    role = roles_of_round(policy.round, policy.config["rounds"].get("meta_rm_from", 2))
+    return policy.artifacts[role.policy], policy.artifacts[role.scorer]

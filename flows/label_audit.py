@@ -1,7 +1,5 @@
 """The experiment's label audit."""
 
-from __future__ import annotations
-
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.runs.lifecycle import experiment_flow
 

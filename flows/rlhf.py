@@ -1,7 +1,5 @@
 """The whole experiment: noisy preferences in, a steadier policy out."""
 
-from __future__ import annotations
-
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.runs.lifecycle import experiment_flow
 

@@ -14,7 +14,7 @@ from trimtab.flows.config.recipes import RECIPES
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.pipeline.run import Run, roles_of_round
 from trimtab.flows.runs.flow import flow
-from trimtab.flows.runs.lifecycle import answered, finish_run, tracked_flow
+from trimtab.flows.runs.lifecycle import completed_state, finish_run, tracked_flow
 from trimtab.flows.runs.suspension import other_that_waits, require_resumable
 from trimtab.tasks.registry import (
     KEY,
@@ -69,8 +69,8 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
         is_promoted = run_round(run, number)
         last = number if is_promoted else champion.round
         numbers = finish_run(run, tracked, last, name, champion.version.name)
-    found: dict[str, object] = answered(numbers)
-    return found
+    state: dict[str, object] = completed_state(numbers)
+    return state
 
 
 def _idle(message: str) -> Any:
@@ -90,7 +90,7 @@ def champion_of(recipe: str) -> Registered:
         _require_competitor(champion)
         return champion
     name = model_name(recipe)
-    known = [each for each in RECIPES if f"{name}-".startswith(f"{model_name(each)}-")]
+    known = [r for r in RECIPES if f"{name}-".startswith(f"{model_name(r)}-")]
     if not known:
         raise ConfigError(
             f"unknown recipe or registered model {recipe!r}; recipes: {', '.join(RECIPES)}"

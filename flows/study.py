@@ -6,14 +6,11 @@ import logging
 import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Annotated
-
-from pydantic import Field
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.names import RunName, name_run_over_seeds
-from trimtab.flows.config.over_seeds import find_exhibits
+from trimtab.flows.config.over_seeds import SEEDS, Seeds, find_exhibits
 from trimtab.flows.config.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.flows.pipeline.run import Future, Run, SharedRun
@@ -22,7 +19,6 @@ from trimtab.flows.runs.lifecycle import report_about, require_startable, tracke
 from trimtab.flows.studies import arms, sweeps
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.tracking.runs import TrackedRun
-from trimtab.models.config.base import RunSeed
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
@@ -31,12 +27,10 @@ from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
 
-Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
-
-def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
-    """`study-<paper>-<exhibit>-<scale>`, and what of it is not as usual."""
-    return name_run_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
+def _study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName:
+    """`study-<paper>-<exhibit>-<scale>`, then whatever is not the default."""
+    return name_run_over_seeds(config, f"study-{subject}", {"seeds": [*seeds]}, {"seeds": SEEDS})
 
 
 @flow(name="study", subject="{paper}-{exhibit}")
@@ -44,7 +38,7 @@ def study(
     paper: Paper = "part-2",
     exhibit: ExhibitName = "figure-3",
     scale: RecipeName = "default",
-    seeds: Seeds = [2, 3, 4],  # noqa: B006  (Prefect's form shows it; nobody changes it)
+    seeds: Seeds = list(SEEDS),  # noqa: B006  (Prefect's form shows it; nobody changes it)
     changes: RunChanges | None = None,
 ) -> dict[str, str]:
     """Reproduce a paper's table or figure over several seeds: spread, and whether its claim held.
@@ -59,27 +53,29 @@ def study(
         seeds: Seeds of the runs, each a world of its own
         changes: Settings to change; empty fields keep the recipe's values
     """
-    wanted = find_exhibits(paper, exhibit, seeds)
+    exhibits = find_exhibits(paper, exhibit, seeds)
     config = apply_changes(recipe_named(scale), changes)
     require_startable(config)
-    made: dict[Hashable, Future] = {}
-    how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
+    submitted: dict[Hashable, Future] = {}
+    words = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
-    name = _name_of(config, f"{paper}-{exhibit}", seeds)
+    name = _study_name(config, f"{paper}-{exhibit}", seeds)
     runs: dict[Exhibit, dict[int, Run]] = {
-        each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
-        for each in wanted
+        exhibit: {
+            config.seed: SharedRun(config, name=name.name, submitted=submitted)
+            for config in configs
+        }
+        for exhibit in exhibits
     }
     with tracked_flow(configs[0], name) as tracked:
-        for each, of_seeds in runs.items():
-            for run in of_seeds.values():
-                submit_arms(each, run)
-        read = partial(_read, config=config, tracked=tracked, how=how)
-        return read_all(runs, read)
+        for wanted, runs_by_seed in runs.items():
+            for run in runs_by_seed.values():
+                submit_arms(wanted, run)
+        return read_all(runs, partial(_read, config=config, tracked=tracked, words=words))
 
 
 def submit_arms(exhibit: Exhibit, run: Run) -> None:
-    """Submit what an exhibit is read from; ConfigError where it needs the synthetic world."""
+    """Submit the stages that an exhibit is read from; ConfigError outside of its world."""
     if exhibit.in_world and not run.config.is_synthetic:
         raise ConfigError(
             f"{exhibit.slug} needs the synthetic world, found the recipe {run.config.recipe}; "
@@ -97,11 +93,11 @@ def read_all(
 
     TrainerStoppedError, raised when the study is asked to stop, ends all of them at once.
     """
-    found: dict[str, str] = {}
+    statuses: dict[str, str] = {}
     failed: list[Exception] = []
-    for exhibit, of_seeds in runs.items():
+    for exhibit, runs_by_seed in runs.items():
         try:
-            found[exhibit.slug] = read(exhibit, of_seeds)
+            statuses[exhibit.slug] = read(exhibit, runs_by_seed)
         except TrainerStoppedError:
             raise
         except Exception as error:
@@ -109,7 +105,7 @@ def read_all(
             failed.append(error)
     if failed:
         raise failed[0]
-    return found
+    return statuses
 
 
 def _read(
@@ -117,9 +113,12 @@ def _read(
     runs: dict[int, Run],
     config: RunConfig,
     tracked: TrackedRun,
-    how: Sequence[str],
+    words: Sequence[str],
 ) -> str:
-    """Wait for the arms, read them and export the page; returns the status."""
+    """Wait for the arms, read them and export the page; returns the status.
+
+    words: those of the command behind paper and exhibit.
+    """
     results = {
         f"{seed}.{role}": run.result(role) for seed, run in runs.items() for role in run.roles
     }
@@ -128,16 +127,13 @@ def _read(
         exhibit=exhibit.name,
         scale=config.recipe,
         seeds=tuple(runs),
-        command=shlex.join(["trimtab", "study", exhibit.paper, exhibit.name, *how]),
+        command=shlex.join(["trimtab", "study", exhibit.paper, exhibit.name, *words]),
         world_version=WORLD_VERSION if config.is_synthetic else None,
         lineage=lineage_of(results),
     )
     label = f"{exhibit.title} of {exhibit.paper}"
-    found = (
-        next(iter(runs.values()))
-        .submit(STUDY, study_config, artifacts=results, label=label)
-        .result()
-    )
-    name = _name_of(config, exhibit.slug, list(runs))
-    numbers = export_report(tracked, found, results, name.name, report_about(name))
+    first = next(iter(runs.values()))
+    report = first.submit(STUDY, study_config, artifacts=results, label=label).result()
+    name = _study_name(config, exhibit.slug, list(runs))
+    numbers = export_report(tracked, report, results, name.name, report_about(name))
     return str(numbers["status"])

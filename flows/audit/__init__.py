@@ -1,1 +1,1 @@
-"""What `trimtab audit` and `trimtab look` have beside a run."""
+"""The parts of `trimtab audit` and `trimtab look` that no other run has."""

@@ -20,7 +20,7 @@ class Gate:
 
 
 def gate_of_audit(
-    found: Mapping[str, Any], fail_over: float | None, max_refused: float | None = None
+    audit: Mapping[str, Any], fail_over: float | None, max_refused: float | None = None
 ) -> Gate:
     """Whether the labels of an audit pass.
 
@@ -31,43 +31,41 @@ def gate_of_audit(
     whose self-test cannot tell wrong labels from right, or that had none, is CANNOT_TELL, and one
     whose interval holds 0 as well as more than fail_over.
     """
-    reasons, rows = [], found.get("rows")
+    reasons, rows = [], audit.get("rows")
     if max_refused is None and fail_over is not None:
         max_refused = MAX_REFUSED
     if max_refused is not None and rows and rows["refused"] > max_refused * rows["read"]:
-        why = ", ".join(
-            f"{count:,} {reason}" for reason, count in rows["refused_by_reason"].items()
-        )
+        counts = [f"{count:,} {reason}" for reason, count in rows["refused_by_reason"].items()]
         reasons.append(
             f"{rows['refused']:,} of {rows['read']:,} rows were refused and are not audited "
-            f"({why}): {rows['refused'] / rows['read']:.1%}, more than --max-refused "
+            f"({', '.join(counts)}): {rows['refused'] / rows['read']:.1%}, more than --max-refused "
             f"{max_refused:g}"
         )
-    which, whose, count = "the labels", found, found["num_pairs"]
-    if "baseline" in found:
-        which, whose = "the labels that are not in the baseline", found["baseline"]
-        count = whose["num_changed"]
-    untold: list[str] = []
-    can_tell = found.get("can_be_believed") and "num_really_wrong" in whose
+    labels, numbers, count = "the labels", audit, audit["num_pairs"]
+    if "baseline" in audit:
+        labels, numbers = "the labels that are not in the baseline", audit["baseline"]
+        count = numbers["num_changed"]
+    undecided: list[str] = []
+    can_tell = audit.get("can_be_believed") and "num_really_wrong" in numbers
     if fail_over is not None and count and not can_tell:
-        untold.append(
+        undecided.append(
             "which labels are wrong cannot be told: the self-test does not tell labels turned "
             "round on purpose from the others, or there was none, so that --fail-over means "
             "nothing here"
         )
     elif fail_over is not None and count:
         wrong, low, high = (
-            whose[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")
+            numbers[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")
         )
         if wrong > fail_over:
             reasons.append(
-                f"{wrong:.1%} of {which} are wrong [{low:.1%}, {high:.1%}], more than --fail-over "
+                f"{wrong:.1%} of {labels} are wrong [{low:.1%}, {high:.1%}], more than --fail-over "
                 f"{fail_over:g}"
             )
         elif low == 0 and high > fail_over:
-            untold.append(
-                f"whether more than --fail-over {fail_over:g} of {which} are wrong cannot be told: "
-                f"the 95 % interval is 0 to {high:.1%}"
+            undecided.append(
+                f"whether more than --fail-over {fail_over:g} of {labels} are wrong cannot be "
+                f"told: the 95 % interval is 0 to {high:.1%}"
             )
-    status = TOO_MUCH if reasons else CANNOT_TELL if untold else 0
-    return Gate(status, [*reasons, *untold])
+    status = TOO_MUCH if reasons else CANNOT_TELL if undecided else 0
+    return Gate(status, [*reasons, *undecided])

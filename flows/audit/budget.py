@@ -1,4 +1,4 @@
-"""What an audit's `--budget` buys: voters on a language model, as far as they fit in the time.
+"""The voters on a language model that fit into an audit's `--budget`.
 
 Their time is estimated from the texts of the first rows and the cores or GPUs of this machine.
 """
@@ -28,7 +28,7 @@ from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 DEFAULT = "2m"
 LANGUAGE_MODEL = "smollm2-135m-instruct"
 SHAPE = KNOWN_SHAPES[LANGUAGE_MODEL]
-# What larger budgets add, in this order.
+# Larger budgets add these, in this order.
 STATES = EmbeddingModelConfig(encoder=LANGUAGE_MODEL, with_style=True, fold_by="pair")
 MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
 # From runs on two cores, rounded up: seconds of an audit however small, and of the other voters for
@@ -36,17 +36,17 @@ MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
 # that it learns from, its self-test included; of a reward model however small.
 SECONDS_OF_AN_AUDIT, SECONDS_A_TOKEN, SECONDS_A_PAIR = 30.0, 0.00027, 0.01
 SECONDS_OF_A_MEMBER = 20.0
-# Of a script whose words have no blanks between them a character is a token.
+# In a script without blanks between words a character is a token.
 CHARACTERS_A_TOKEN = 4
-# Of which OPERATIONS_A_SECOND is; and what a GPU counts as: a guess, far below what it does.
+# OPERATIONS_A_SECOND is of so many cores. A GPU counts as so many: a guess, far below the truth.
 CORES, A_GPU_IN_CORES = 2, 100
 _BUDGET = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,4})m)?")
 
 
 @dataclass(frozen=True)
 class Amount:
-    """What is to be voted on: pairs, tokens of different answers, tokens of different prompts and
-    of the different answers to them, tokens of all pairs."""
+    """Pairs of an audit, tokens of different answers, tokens of different prompts and of the
+    different answers to them, tokens of all pairs."""
 
     pairs: int
     answer_tokens: int
@@ -56,8 +56,8 @@ class Amount:
 
 def seconds_of(budget: str) -> int:
     """Seconds of a time such as `20m`, `2h` or `1h30m`. ConfigError for any other text."""
-    found = _BUDGET.fullmatch(budget.strip())
-    hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0)
+    match = _BUDGET.fullmatch(budget.strip())
+    hours, minutes = (int(part or 0) for part in match.groups()) if match else (0, 0)
     if not hours + minutes:
         raise ConfigError(f"--budget: found {budget!r}; allowed: a time such as 2m, 20m or 1h30m")
     return 60 * (60 * hours + minutes)
@@ -78,54 +78,54 @@ def voters_for(
     amount = amount_of(config, look)
     cores = len(settings.gpus) * A_GPU_IN_CORES or settings.max_parallel
     passes = 1 if config.ensemble.self_test_share == 0 else 2
-    whole = SECONDS_OF_AN_AUDIT + SECONDS_A_TOKEN * amount.answer_tokens * CORES / cores
-    names = [STRENGTH_NAMES[each.name] for each in config.embedding_models]
+    total = SECONDS_OF_AN_AUDIT + SECONDS_A_TOKEN * amount.answer_tokens * CORES / cores
+    names = [STRENGTH_NAMES[model.name] for model in config.embedding_models]
     ensemble = config.ensemble
-    yours = [last_part(each) for each in (*ensemble.scores, *ensemble.reward_models)]
-    yours += [each.name for each in ensemble.judges]
+    yours = [*map(last_part, (*ensemble.scores, *ensemble.reward_models))]
+    yours += [judge.name for judge in ensemble.judges]
     beside = f", beside yours ({', '.join(yours)})" if yours else ""
-    models = [each.model_dump(mode="json") for each in (*config.embedding_models, STATES)]
-    further: list[tuple[str, float, dict[str, Any]]] = [
-        (
-            STRENGTH_NAMES[STATES.name],
+    models = [model.model_dump(mode="json") for model in (*config.embedding_models, STATES)]
+    members = {"ensemble": {"cross_fitted": MEMBERS.model_dump(mode="json")}}
+    further: dict[str, tuple[float, dict[str, Any]]] = {
+        STRENGTH_NAMES[STATES.name]: (
             seconds_of_states(amount, cores),
             {"embedding_models": models},
         ),
-        (
-            f"{MEMBERS.size} reward models",
+        f"{MEMBERS.size} reward models": (
             seconds_of_reward_models(amount, cores, passes),
-            {"ensemble": {"cross_fitted": MEMBERS.model_dump(mode="json")}},
+            members,
         ),
-    ]
+    }
     changes: dict[str, Any] = {}
-    for name, seconds, change in further:
-        least = seconds_of(DEFAULT) + 1
-        if max(whole + seconds, least) > budget:
-            more = f". A budget of {_shown(max(whole + seconds, least))} would add: {name}"
-            return changes, f"{', '.join(names)}; about {_shown(whole)}{beside}{more}"
+    more = ""
+    for name, (seconds, change) in further.items():
+        needed = max(total + seconds, seconds_of(DEFAULT) + 1)
+        if needed > budget:
+            more = f". A budget of {_shown(needed)} would add: {name}"
+            break
         names.append(name)
-        whole += seconds
+        total += seconds
         changes |= change
-    return changes, f"{', '.join(names)}; about {_shown(whole)}{beside}"
+    return changes, f"{', '.join(names)}; about {_shown(total)}{beside}{more}"
 
 
 def amount_of(config: RunConfig, look: Look) -> Amount:
-    """What all pairs come to, as far as those looked at tell."""
-    given = config.preferences
-    total = len(look.pairs) if look.is_whole else amounts_of_preferences(given, 0).pairs
-    total = counts.num_taken(total, given.max_pairs)
-    asked = {(pair.prompt, answer) for pair in look.pairs for answer in _answers(pair)}
-    texts = [*{prompt for prompt, _ in asked}, *(answer for _, answer in asked)]
+    """The amount of all pairs, estimated from those of the first rows."""
+    preferences = config.preferences
+    total = len(look.pairs) if look.is_whole else amounts_of_preferences(preferences, 0).pairs
+    total = counts.num_taken(total, preferences.max_pairs)
+    questions = {(pair.prompt, answer) for pair in look.pairs for answer in _answers(pair)}
+    texts = [*{prompt for prompt, _ in questions}, *(answer for _, answer in questions)]
     size = {text: _tokens(text) for text in texts}
-    whole = sum(size[text] for pair in look.pairs for text in (pair.prompt, *_answers(pair)))
-    answers = {answer for _, answer in asked}
+    shown = sum(size[text] for pair in look.pairs for text in (pair.prompt, *_answers(pair)))
+    answers = {answer for _, answer in questions}
     share = total / len(look.pairs)
     more = max(share, 1.0)  # of fewer pairs than were looked at the texts may still be all
     return Amount(
         total,
-        round(sum(size[each] for each in answers) * min(more, 2 * total / len(answers))),
+        round(sum(size[answer] for answer in answers) * min(more, 2 * total / len(answers))),
         round(sum(size[text] for text in texts) * more),
-        round(whole * share),
+        round(shown * share),
     )
 
 
@@ -140,7 +140,7 @@ def _tokens(text: str) -> float:
 
 
 def seconds_of_states(amount: Amount, cores: int) -> float:
-    """What the linear voter on hidden states takes: a pass of the lower layers, and its fits."""
+    """Seconds of the linear voter on hidden states: a pass of the lower layers, and its fits."""
     layers = counts.layer_of_vectors(STATES.layer, SHAPE.num_layers)
     operations = 2 * layers * SHAPE.layer_parameters * amount.tokens
     return _seconds(operations, cores) + SECONDS_A_PAIR * min(
@@ -149,14 +149,14 @@ def seconds_of_states(amount: Amount, cores: int) -> float:
 
 
 def seconds_of_reward_models(amount: Amount, cores: int, passes: int) -> float:
-    """What the cross-fitted reward models take: a pass of the frozen layers, which are kept, and
+    """Seconds of the cross-fitted reward models: a pass of the frozen layers, which are kept, and
     `passes` times training and scoring, once more for the self-test."""
     train, size = MEMBERS.train, MEMBERS.size
     upper = train.trainable_layers or SHAPE.num_layers
-    kept = 2 * (SHAPE.num_layers - upper) * amount.tokens
+    frozen = 2 * (SHAPE.num_layers - upper) * amount.tokens
     trained = 6 * upper * train.num_epochs * (size - 1) * amount.pair_tokens
     scored = 2 * upper * size * amount.pair_tokens
-    operations = SHAPE.layer_parameters * (kept + passes * (trained + scored))
+    operations = SHAPE.layer_parameters * (frozen + passes * (trained + scored))
     return _seconds(operations, cores) + SECONDS_OF_A_MEMBER * size * passes
 
 

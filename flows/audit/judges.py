@@ -1,5 +1,5 @@
-"""The judges of a label audit before it starts: as the command names them, whether they answer, and
-how much they will be asked."""
+"""The judges of a label audit before it starts: their settings, a first request, the amount of
+requests."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ ALLOWED = (
     "model, folder or hub id"
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# In which an endpoint must be there, its host's name being looked up; it may take longer to answer.
+# Limits for an endpoint's list of models, and with the look-up of its host's name.
 SECONDS_TO_ANSWER, SECONDS_IN_ALL = 1.2, 1.8
 MOST_LISTED = 5
 SETTING = "ensemble.judges"
 
 
-def judges_of(given: Sequence[str], max_pairs: int | None) -> list[dict[str, Any]]:
-    """The judges that a command line names, as settings; ConfigError where one names none.
+def judges_of(texts: Sequence[str], max_pairs: int | None) -> list[dict[str, Any]]:
+    """The judges that a command line names, as settings; ConfigError for a text that names none.
 
-    Each has the name of its model, with a number where there are several of one name.
+    A judge has the name of its model, with a number where there are several of one name.
     """
-    found: list[dict[str, Any]] = []
-    for text in given:
+    judges: list[dict[str, Any]] = []
+    for text in texts:
         at = _AT_ADDRESS.fullmatch(text)
         if at is not None:
             judge: dict[str, Any] = {"endpoint": {"model": at["model"], "base_url": at["url"]}}
@@ -51,9 +51,9 @@ def judges_of(given: Sequence[str], max_pairs: int | None) -> list[dict[str, Any
             judge = {"local_model": text}
         else:
             raise ConfigError(f"--judge: found {short(text)}; allowed: {ALLOWED}")
-        name = _name(at["model"] if at else text, [each["name"] for each in found])
-        found.append({"name": name, "judge": judge, "max_pairs": max_pairs})
-    return found
+        name = _name(at["model"] if at else text, [judge["name"] for judge in judges])
+        judges.append({"name": name, "judge": judge, "max_pairs": max_pairs})
+    return judges
 
 
 def _is_local(text: str) -> bool:
@@ -75,21 +75,21 @@ def _name(model: str, taken: Sequence[str]) -> str:
 def require_answers(config: RunConfig, settings: Settings) -> list[str]:
     """Notes on judges behind endpoints, each of which is asked for the names of its models.
 
-    ConfigError where nobody answers at an address, or a key is refused. Not asked are those of an
-    earlier audit of the same pairs, whose votes are in the store, those whose key is in a block,
-    and any where stages run on a cluster.
+    ConfigError where no server answers at an address, or a key is refused. No request goes to those
+    of an earlier audit of the same pairs, whose votes are in the store, to those whose key is in a
+    block, and to any where stages run on a cluster.
     """
-    asked = {
-        each.name: endpoint
-        for each in config.ensemble.judges
-        if (endpoint := each.judge.endpoint) is not None and endpoint.key_block is None
+    endpoints = {
+        judge.name: endpoint
+        for judge in config.ensemble.judges
+        if (endpoint := judge.judge.endpoint) is not None and endpoint.key_block is None
     }
-    if not asked or settings.dask is not None or _has_votes(config, settings):
+    if not endpoints or settings.dask is not None or _has_votes(config, settings):
         return []
     notes: dict[str, str] = {}
     mistakes = {
         name: f"{endpoint.base_url}: no answer in {SECONDS_IN_ALL:g} s"
-        for name, endpoint in asked.items()
+        for name, endpoint in endpoints.items()
     }
 
     def look(name: str, endpoint: EndpointConfig) -> None:
@@ -111,7 +111,7 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
             del mistakes[name]
 
     # One that looks up a host's name may hang: it is not waited for.
-    threads = [threading.Thread(target=look, args=each, daemon=True) for each in asked.items()]
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in endpoints.items()]
     until = time.monotonic() + SECONDS_IN_ALL
     for thread in threads:
         thread.start()
@@ -126,38 +126,37 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
 def _has_votes(config: RunConfig, settings: Settings) -> bool:
     """Whether an earlier run that is reported had the same judges vote on the same pairs."""
 
-    def deciding(found: Any) -> dict[str, Any]:
+    def deciding(values: Any) -> dict[str, Any]:
         return {
             path: value
-            for path, value in found.items()
-            if path == SETTING or path == "seed" or path.startswith("preferences.")
+            for path, value in values.items()
+            if path in (SETTING, "seed") or path.startswith("preferences.")
         }
 
     ours = deciding(settings_of(config))
-    reports = settings.home / "reports"
-    runs = map(read_run, reports.iterdir()) if reports.is_dir() else ()
+    runs = map(read_run, (settings.home / "reports").glob("*"))
     return any(deciding(run.get("settings", {})) == ours for run in runs)
 
 
 def requests_in_words(config: RunConfig) -> Iterator[str]:
-    """How much each judge will be asked, a line each."""
+    """The number of requests to each judge, a line a judge."""
     if not config.ensemble.judges:
         return
     look = first_pairs(config)
     amount = amount_of(config, look) if look is not None and look.pairs else None
-    for each in config.ensemble.judges:
-        endpoint = each.judge.endpoint
-        where = f"at {endpoint.base_url}" if endpoint else "in this process"
-        whose = f"judge {each.name} {where}"
+    for voter in config.ensemble.judges:
+        endpoint = voter.judge.endpoint
+        place = f"at {endpoint.base_url}" if endpoint else "in this process"
+        judge = f"judge {voter.name} {place}"
         if amount is None:
-            yield f"{whose}: how many pairs it will be asked about is not known beforehand"
+            yield f"{judge}: how many pairs it will be asked about is not known beforehand"
             continue
-        pairs = counts.num_taken(amount.pairs, each.max_pairs)
-        requests = pairs * counts.NUM_ORDERS * counts.answers_per_question(each.judge)
+        pairs = counts.num_taken(amount.pairs, voter.max_pairs)
+        requests = pairs * counts.NUM_ORDERS * counts.answers_per_question(voter.judge)
         shown = round(amount.pair_tokens * pairs / max(amount.pairs, 1))
-        whole = asked_tokens(each.judge, pairs, shown)
+        total = tokens(asked_tokens(voter.judge, pairs, shown))
         limit = f"; {endpoint.limits_in_words}" if endpoint and endpoint.is_limited else ""
         yield (
-            f"{whose}: {requests:,} requests, {pairs:,} pairs in both orders, at most about "
-            f"{tokens(whole)} tokens{limit}"
+            f"{judge}: {requests:,} requests, {pairs:,} pairs in both orders, at most about "
+            f"{total} tokens{limit}"
         )

@@ -1,4 +1,4 @@
-"""`trimtab look FILE`: which form a file of preferences has, how it is read, what to type next."""
+"""`trimtab look FILE`: the form of a file of preferences, its rows, the commands to type next."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from trimtab.models.data.row_reader import check_form
 
 MAX_ROWS = 5000
 NUM_EXAMPLES, NUM_IGNORED, MAX_CHARACTERS = 2, 40, 240
+EXAMPLE_FIELDS = ("source", "prompt", "chosen", "rejected", "category", "rating", "votes")
 # The forms of `native`, in words; those of other presets are `Preset.data`.
 NATIVE_FORMS = {
     "hh": "chosen, rejected: whole dialogues as text; the prompt is what both begin with, up to "
@@ -42,42 +43,40 @@ NATIVE_FORMS = {
 }
 
 
-def look_at(given: PreferencesConfig, *, max_rows: int | None = MAX_ROWS) -> list[dict[str, Any]]:
-    """What each source is, as JSON takes it: `_described`. max_rows: of each source; None: all.
+def look_at(
+    preferences: PreferencesConfig, *, max_rows: int | None = MAX_ROWS
+) -> list[dict[str, Any]]:
+    """A description of each source, as JSON takes it. max_rows: of each source; None: all.
 
     ConfigError for a source in S3 that cannot be fetched, or an invalid form.
     """
-    if wrong := check_form(given.format, given.columns):
+    if wrong := check_form(preferences.format, preferences.columns):
         raise ConfigError("\n".join(f"--{problem}" for problem in wrong))
-    return [_look_at_one(name, given, max_rows) for name in given.sources]
-
-
-def _look_at_one(name: str, given: PreferencesConfig, max_rows: int | None) -> dict[str, Any]:
-    with TemporaryDirectory() as folder:
-        path = Path(name).expanduser()
-        if is_remote(name):
+    described = []
+    for name in preferences.sources:
+        with TemporaryDirectory() as folder:
             try:
-                path = fetch(name, Path(folder))
+                path = fetch(name, Path(folder)) if is_remote(name) else Path(name).expanduser()
             except FetchError as error:
                 raise ConfigError(str(error)) from error
-        found = look_through(
-            [Source(str(path), name=name, format=given.format, columns=given.columns)],
-            on_ties=given.on_ties,
-            max_rows=max_rows,
-        )
-    return _described(name, given, found)
+            source = Source(
+                str(path), name=name, format=preferences.format, columns=preferences.columns
+            )
+            look = look_through([source], on_ties=preferences.on_ties, max_rows=max_rows)
+        described.append(_described(name, preferences, look))
+    return described
 
 
-def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any]:
+def _described(name: str, preferences: PreferencesConfig, look: Look) -> dict[str, Any]:
     report, rows = look.report, look.report.total
     broken = [row for row in look.bad_rows if row.reason in SOURCE_REASONS]
-    columns = next((each for row in broken for each in row.problems if each.columns), None)
+    columns = next((p.columns for row in broken for p in row.problems if p.columns), None)
     values: dict[str, Any] = {
         "file": name,
         "is_readable": bool(look.pairs) and not broken,
         "is_whole": look.is_whole,
         "forms": {
-            form: {"rows": count, "what": _form(form, given.columns)}
+            form: {"rows": count, "what": _form(form, preferences.columns)}
             for form, count in report.rows_by_format.most_common()
             if not broken
         },
@@ -102,20 +101,20 @@ def _described(name: str, given: PreferencesConfig, look: Look) -> dict[str, Any
         "ignored_files": report.ignored_files,
         "examples": [] if broken else [_example(pair) for pair in _first_pairs(look.pairs)],
         "problems": first_of_each(broken or look.bad_rows, as_option=True),
-        "columns": dict(columns.columns) if columns is not None else None,
+        "columns": dict(columns) if columns is not None else None,
     }
-    return values | {"next": list(_next(values, given, broken))}
+    return values | {"next": list(_next(values, preferences, broken))}
 
 
 def _form(name: str, columns: Mapping[str, str]) -> str:
-    """A form in words, with the columns that it was told by."""
+    """A form in words, with the columns that it is recognised by."""
     if name in NATIVE_FORMS:
         return NATIVE_FORMS[name]
     preset = BY_NAME.get(name)
     if preset is None:
         return name
-    told = [columns.get(own, own) for own in needs(preset)]
-    return f"{preset.data}: {', '.join(told)}"
+    names = [columns.get(name, name) for name in needs(preset)]
+    return f"{preset.data}: {', '.join(names)}"
 
 
 def _first_pairs(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
@@ -128,30 +127,21 @@ def _first_pairs(pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
 
 
 def _example(pair: PreferencePair) -> dict[str, Any]:
-    """A pair as it was understood, without what it does not have."""
-    votes = None if pair.votes is None else dataclasses.asdict(pair.votes)
-    values = {
-        "source": pair.source,
-        "prompt": pair.prompt,
-        "chosen": pair.chosen,
-        "rejected": pair.rejected,
-        "category": pair.category,
-        "rating": pair.rating,
-        "votes": votes,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    """A pair as the reader has it, without empty fields."""
+    values = dataclasses.asdict(pair)
+    return {name: values[name] for name in EXAMPLE_FIELDS if values[name] is not None}
 
 
 def _next(
-    values: Mapping[str, Any], given: PreferencesConfig, broken: Sequence[BadRow]
+    values: Mapping[str, Any], preferences: PreferencesConfig, broken: Sequence[BadRow]
 ) -> Iterator[str]:
     """The commands to type: those that read the file, or the one that makes it readable."""
     file, words = shlex.quote(values["file"]), []
-    columns = values["columns"] or given.columns
+    columns = values["columns"] or preferences.columns
     if columns:
         words.append(columns_in_words(tuple(columns.items()), as_option=True))
-    if given.format != "auto":
-        words.append(f"preferences.format={given.format}")
+    if preferences.format != "auto":
+        words.append(f"preferences.format={preferences.format}")
     if values["columns"]:
         yield " ".join(["trimtab look", file, *words])
     elif values["is_readable"]:
@@ -162,9 +152,9 @@ def _next(
         yield " ".join(["trimtab run hh-smollm2", sources, *words])
 
 
-def look_text(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `look_at` found, for people."""
-    return "\n\n".join("\n".join(_lines(values)) for values in found)
+def look_text(sources: Sequence[Mapping[str, Any]]) -> str:
+    """The descriptions of `look_at` as text."""
+    return "\n\n".join("\n".join(_lines(values)) for values in sources)
 
 
 def _lines(values: Mapping[str, Any]) -> Iterator[str]:
@@ -175,14 +165,14 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
         yield _line("form", "not readable as it is")
     read = values["rows"]["read"]
     places = [f"{n:,} {name}" for name, n in values["rows"].items() if n and name != "read"]
-    whole = "" if values["is_whole"] else ", there are more: --all reads them"
-    yield _line("rows", f"{read:,} looked at{whole}; {', '.join(places) or 'none used'}")
+    more = "" if values["is_whole"] else ", there are more: --all reads them"
+    yield _line("rows", f"{read:,} looked at{more}; {', '.join(places) or 'none used'}")
     if values["is_readable"]:
         yield _line("pairs", "; ".join(_pair_counts(values)))
     if values["ignored_columns"]:
         ignored = values["ignored_columns"]
         names = [f"{shorten(name)} ({n:,})" for name, n in islice(ignored.items(), NUM_IGNORED)]
-        names += [f"and {more:,} more"] if (more := len(ignored) - len(names)) else []
+        names += [f"and {rest:,} more"] if (rest := len(ignored) - len(names)) else []
         yield _line("ignored", f"columns {', '.join(names)}")
     if values["ignored_files"]:
         yield _line("ignored", f"files {shorten(values['ignored_files'])}")
@@ -201,14 +191,14 @@ def _line(name: str, text: str) -> str:
 
 def _pair_counts(values: Mapping[str, Any]) -> Iterator[str]:
     yield f"{values['pairs']:,}"
-    for name, what in (
+    for name, fault in (
         ("repeated", "repeat an earlier one"),
         ("contradicting", "contradict an earlier one"),
         ("against_votes", "have a label against most of their votes"),
         ("against_scores", "have a label against their own scores"),
     ):
         if values[name]:
-            yield f"{values[name]:,} {what}"
+            yield f"{values[name]:,} {fault}"
     yield from [f"{count:,} with {name}" for name, count in values["with"].items() if count]
     if without := [name for name, count in values["with"].items() if not count]:
         yield f"without {', '.join(without)}, which none needs"

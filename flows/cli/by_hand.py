@@ -1,6 +1,6 @@
-"""What the command line hands over to a process of its own, without Prefect: a stage, GPU checks.
+"""A stage or a GPU check in another process, without Prefect.
 
-This process becomes that one, so that signals and the exit status are its own.
+This process becomes that one, which then gets its signals and decides the exit status.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ from trimtab.models.specs import SPECS, InputError, Job
 ENTRY, GPU_CHECK = "trimtab.models.training.entry", "trimtab.models.gpu_check"
 REQUEST = "request.json"
 STARTED = "started.json"  # in a job's work folder: whose checkpoints are there
-# Stages of recipe smoke, and where its configuration has theirs.
-SMOKE = {
-    **{name: name for name in ("world", "sft", "comparisons", "reward_model", "advantage_model")},
-    **{name: name for name in ("rehearsal", "dpo", "evaluate")},
-    "ppo_max": "ppo",
-    "meta_rm": "rounds.meta_rm",
-}
+# Sections of recipe smoke that configure stages: they have the stage's name, but for PLACES.
+SMOKE = "world sft comparisons reward_model advantage_model rehearsal dpo evaluate ppo_max meta_rm"
+PLACES = {"ppo_max": "ppo", "meta_rm": "rounds.meta_rm"}
 
 
 def run_stage(job: Path) -> NoReturn:
@@ -38,47 +34,49 @@ def run_stage(job: Path) -> NoReturn:
     if not job.is_file():
         raise ConfigError(f"{job}: is no file; docs/adding.md shows a job")
     try:
-        found = Job.model_validate_json(job.read_bytes())
+        request = Job.model_validate_json(job.read_bytes())
     except ValidationError as error:
         raise _wrong(job, explain(error, Job)) from error
-    spec = SPECS[found.stage]
+    spec = SPECS[request.stage]
     try:
-        spec.check(found.inputs)
-        config = spec.config.model_validate(found.config)
+        spec.check(request.inputs)
+        config = spec.config.model_validate(request.config)
     except InputError as error:
         raise _wrong(job, str(error)) from error
     except ValidationError as error:
         raise _wrong(job, explain(error, spec.config), "config: ") from error
-    missing = [f"nothing is at {path}" for path in found.inputs.values() if not Path(path).exists()]
+    missing = [
+        f"nothing is at {path}" for path in request.inputs.values() if not Path(path).exists()
+    ]
     if missing:
         raise _wrong(job, "\n".join(missing), "inputs: ")
     has_ranks = spec.device == "gpu" and hasattr(trainer_of(config) or config, "num_ranks")
-    _check_resources(job, found, has_ranks)
-    output = Path(found.workdir) / "output"
+    _check_resources(job, request, has_ranks)
+    output = Path(request.workdir) / "output"
     started = {
         "stage": spec.name,
         "config": config.model_dump(mode="json"),
-        "inputs": {name: str(Path(path).resolve()) for name, path in found.inputs.items()},
+        "inputs": {name: str(Path(path).resolve()) for name, path in request.inputs.items()},
     }
     _check_checkpoints(job, output.parent, started)
     _make(output, f"{job}: workdir")
     (output.parent / STARTED).write_text(json.dumps(started, indent=1) + "\n")
-    place = f"GPU {', '.join(found.gpus)}" if found.gpus else "the CPU"
+    place = f"GPU {', '.join(request.gpus)}" if request.gpus else "the CPU"
     print(f"stage {spec.name} on {place}; output: {output}", flush=True)
     _become(ENTRY, [str(job)])
 
 
-def _check_resources(job: Path, found: Job, has_ranks: bool) -> None:
-    """Ranks that a stage knows nothing of would all write its output; GPUs must be of this host."""
-    count, gpus = found.num_ranks, found.gpus
+def _check_resources(job: Path, request: Job, has_ranks: bool) -> None:
+    """Ranks of a stage without ranks would all write its output; GPUs must be of this host."""
+    count, gpus = request.num_ranks, request.gpus
     if count > 1 and not has_ranks:
-        raise _wrong(job, f"num_ranks: found {count}; allowed for stage {found.stage}: 1")
+        raise _wrong(job, f"num_ranks: found {count}; allowed for stage {request.stage}: 1")
     if gpus and len(gpus) < count:
         raise _wrong(job, f"gpus: found {len(gpus)} for num_ranks = {count}; allowed: one a rank")
     names = gpus_of_host(os.environ)
     if missing := sorted(set(gpus) - set(names)):
-        here = ", ".join(names) or "none: this host has no GPU"
-        raise _wrong(job, f"gpus: found {', '.join(missing)}; allowed: {here}")
+        allowed = ", ".join(names) or "none: this host has no GPU"
+        raise _wrong(job, f"gpus: found {', '.join(missing)}; allowed: {allowed}")
 
 
 def _check_checkpoints(job: Path, workdir: Path, started: dict[str, Any]) -> None:
@@ -87,8 +85,7 @@ def _check_checkpoints(job: Path, workdir: Path, started: dict[str, Any]) -> Non
     if not record.is_file() or not any((workdir / "checkpoints").glob("[0-9]*")):
         return
     before = json.loads(record.read_text())
-    other = [name for name, value in started.items() if before.get(name) != value]
-    if other:
+    if other := [name for name, value in started.items() if before.get(name) != value]:
         raise _wrong(
             job,
             f"workdir: found checkpoints of a job with another {' and '.join(other)} in "
@@ -96,15 +93,15 @@ def _check_checkpoints(job: Path, workdir: Path, started: dict[str, Any]) -> Non
         )
 
 
-def _make(folder: Path, where: str) -> None:
+def _make(folder: Path, place: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{where}: {folder} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"{place}: {folder} cannot be made: {error.strerror}") from error
 
 
-def _wrong(job: Path, mistakes: str, where: str = "") -> ConfigError:
-    return ConfigError("\n".join(f"{job}: {where}{line}" for line in mistakes.splitlines()))
+def _wrong(job: Path, mistakes: str, place: str = "") -> ConfigError:
+    return ConfigError("\n".join(f"{job}: {place}{line}" for line in mistakes.splitlines()))
 
 
 def check_gpu(
@@ -126,7 +123,7 @@ def check_gpu(
         if path and not path.exists():
             raise ConfigError(f"{option}: nothing is at {path}")
     smoke = recipe_named("smoke").model_dump(mode="json")
-    stages = {stage: value_at(smoke, path)[1] for stage, path in SMOKE.items()}
+    stages = {stage: value_at(smoke, PLACES.get(stage, stage))[1] for stage in SMOKE.split()}
     _make(out, "--out")
     request = {
         "minutes": minutes,

@@ -1,7 +1,7 @@
-"""The `trimtab` command: its command line, and what its commands have in common.
+"""The `trimtab` command line.
 
-What a command does is imported when it is called: help, completion and most mistakes load no more
-than Typer.
+A command imports its code when it is called: help, completion and most mistakes load no more than
+Typer.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (2: the command or configuration is wrong)."""
     if "_TRIMTAB_COMPLETE" in os.environ:  # the shell asks how a command line may go on
         app(prog_name="trimtab")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     with exit_on_signals(), exit_on_closed_output():
         try:
-            with command.make_context("trimtab", given or ["--help"]) as context:
+            with command.make_context("trimtab", words or ["--help"]) as context:
                 return int(command.invoke(context) or 0)
         except typer.Exit as end:
             return end.exit_code
@@ -57,18 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage_mistake(error: typer.TyperException) -> str:
-    """One line: the mistake, and whose help to read."""
+    """One line: the mistake, and the command whose help to read."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    names = [each.info_name for each in (context and context.parent, context) if each]
-    return f"{message}. See {' '.join(names or ['trimtab'])} --help"
+    command = context.command_path if context else "trimtab"
+    return f"{message}. See {command} --help"
 
 
 class Commands(TyperGroup):
     """Help with commands under headings; an unknown command's error names the nearest one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As Typer's own, but for the message."""
+        """Typer's method, with another message."""
         if args[0] not in self.commands:
             ctx.fail(unknown_name("command", args[0], self.commands))
         return super().resolve_command(ctx, args)
@@ -76,9 +76,9 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """A section for each heading."""
         commands: Any = self.commands.values()
-        for heading, some in groupby(commands, key=lambda each: each.rich_help_panel):
+        for heading, section in groupby(commands, key=lambda command: command.rich_help_panel):
             with formatter.section(heading):
-                formatter.write_dl([(each.name, each.get_short_help_str(80)) for each in some])
+                formatter.write_dl([(c.name, c.get_short_help_str(80)) for c in section])
 
 
 class ManyValues(TyperCommand):
@@ -88,8 +88,8 @@ class ManyValues(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's own, which takes an option once a value."""
-        lists = {name for each in self.params if each.multiple for name in each.opts}
+        """Typer's method, which takes an option once a value."""
+        lists = {name for option in self.params if option.multiple for name in option.opts}
         return super().parse_args(ctx, list(_once_a_value(args, lists)))
 
 
@@ -103,7 +103,8 @@ def _once_a_value(arguments: Sequence[str], lists: Container[str]) -> Iterator[s
             continue
         values = [value] if is_joined else list(takewhile(_is_value, rest))
         del rest[: 0 if is_joined else len(values)]
-        yield from [f"{name}={each}" for some in values for each in some.split(",")] or [name]
+        items = [item for value in values for item in value.split(",")]
+        yield from [f"{name}={item}" for item in items] or [name]
 
 
 def _is_value(text: str) -> bool:
@@ -120,8 +121,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"trimtab {installed_version('trimtab')}")
         raise typer.Exit
 
@@ -140,19 +141,12 @@ def _options(
 
 
 def _start(*, is_written: bool = True) -> Settings:
-    """Read the settings and prepare the environment; make the home folder if `is_written`."""
-    settings = Settings.from_env()
-    prepare_environment(settings)
-    if is_written:
-        make_home(settings)
-    return settings
+    """Read the settings and prepare the environment; make the home folder if `is_written`.
 
-
-def prepare_environment(settings: Settings) -> None:
-    """Keep Prefect's files below the home folder, and switch its telemetry off.
-
-    Must run before Prefect is imported. Variables that are already set are kept.
+    Prefect's files go below the home folder, and its telemetry is off: this must run before Prefect
+    is imported. Variables that are already set stay.
     """
+    settings = Settings.from_env()
     for name, value in {
         "PREFECT_HOME": str(settings.home / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -163,9 +157,12 @@ def prepare_environment(settings: Settings) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
+    if is_written:
+        _make_home(settings)
+    return settings
 
 
-def make_home(settings: Settings) -> None:
+def _make_home(settings: Settings) -> None:
     """Create the home folder; SettingsError where it cannot be written."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
@@ -219,90 +216,11 @@ OVERRIDES = Argument(
     autocompletion=_fields,
     help="Settings to change, e.g. ppo.kl_coef=0.1.",
 )
-RECIPE = Argument(
-    None,
-    metavar="recipe",
-    autocompletion=_recipes,
-    help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
-    "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
-    "--config the file may name it.",
-)
-FLOW = Option(
-    "rlhf",
-    callback=_known_flow,
-    autocompletion=lambda: list(FLOWS),
-    help=f"Part of the experiment: {', '.join(FLOWS)}.",
-)
-ARMS = Option(
-    None,
-    metavar="ARM",
-    autocompletion=_arms,
-    help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
-)
-# Of an audit.
 COLUMNS = Option(
     None,
     metavar="chosen=A,rejected=B",
     help="What the files call the columns, where they have no form that is known: prompt, "
     "chosen, rejected, and others.",
-)
-VOTES = Option(
-    None,
-    metavar="FILE",
-    help="Votes that you have already, one more voter each: id, chosen_score and "
-    "rejected_score, or id and vote. May be given several times.",
-)
-REWARD_MODELS = Option(
-    None,
-    metavar="MODEL",
-    help="A reward model that you have, one more voter each: a folder or hub id with one "
-    "label, in safetensors. May be given several times.",
-)
-JUDGES = Option(
-    None,
-    metavar="MODEL@URL",
-    help="A language model that compares the answers, one more voter each: an "
-    "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
-    "or hub id. May be given several times.",
-)
-ENCODER = Option(
-    None,
-    metavar="MODEL",
-    help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
-    "multilingual one; by default MiniLM, which reads English.",
-)
-BUDGET = Option(
-    None,
-    metavar="TIME",
-    help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
-    "estimated to fit.",
-)
-REVIEW = Option(
-    None,
-    "--apply",
-    metavar="REVIEW",
-    help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
-)
-FAIL_OVER = Option(
-    None,
-    min=0,
-    max=1,
-    metavar="SHARE",
-    help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
-    "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
-)
-MAX_REFUSED = Option(
-    None,
-    min=0,
-    max=1,
-    metavar="SHARE",
-    help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
-    "with --fail-over, else any share passes.",
-)
-BASELINE = Option(
-    None,
-    metavar="AUDITED",
-    help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
 )
 Seeds = partial(Option, metavar="N")
 Days = partial(Option, callback=_require_above_zero, metavar="DAYS")
@@ -311,15 +229,32 @@ Port = partial(Option, min=1, max=65535)
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def run(
-    recipe: str | None = RECIPE,
+    recipe: str | None = Argument(
+        None,
+        metavar="recipe",
+        autocompletion=_recipes,
+        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+        "--config the file may name it.",
+    ),
     overrides: list[str] | None = OVERRIDES,
     config: Path | None = Option(
         None,
         metavar="FILE",
         help="YAML or JSON with settings to change, or all, as --print-config prints them.",
     ),
-    flow: str = FLOW,
-    arms: list[str] | None = ARMS,
+    flow: str = Option(
+        "rlhf",
+        callback=_known_flow,
+        autocompletion=lambda: list(FLOWS),
+        help=f"Part of the experiment: {', '.join(FLOWS)}.",
+    ),
+    arms: list[str] | None = Option(
+        None,
+        metavar="ARM",
+        autocompletion=_arms,
+        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
+    ),
     seeds: list[int] | None = Seeds(
         None, help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."
     ),
@@ -371,21 +306,70 @@ def audit(
         "change, e.g. preferences.max_pairs=5000.",
     ),
     columns: str | None = COLUMNS,
-    votes: list[str] | None = VOTES,
-    reward_model: list[str] | None = REWARD_MODELS,
-    judge: list[str] | None = JUDGES,
+    votes: list[str] | None = Option(
+        None,
+        metavar="FILE",
+        help="Votes that you have already, one more voter each: id, chosen_score and "
+        "rejected_score, or id and vote. May be given several times.",
+    ),
+    reward_model: list[str] | None = Option(
+        None,
+        metavar="MODEL",
+        help="A reward model that you have, one more voter each: a folder or hub id with one "
+        "label, in safetensors. May be given several times.",
+    ),
+    judge: list[str] | None = Option(
+        None,
+        metavar="MODEL@URL",
+        help="A language model that compares the answers, one more voter each: an "
+        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+        "or hub id. May be given several times.",
+    ),
     judge_pairs: int | None = Option(
         None, min=1, metavar="N", help="Let judges compare only N of the pairs."
     ),
-    encoder: str | None = ENCODER,
-    budget: str | None = BUDGET,
+    encoder: str | None = Option(
+        None,
+        metavar="MODEL",
+        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+        "multilingual one; by default MiniLM, which reads English.",
+    ),
+    budget: str | None = Option(
+        None,
+        metavar="TIME",
+        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+        "estimated to fit.",
+    ),
     name: str | None = Option(
         None, help="Name of the run; by default made of the files and the changes."
     ),
-    review: str | None = REVIEW,
-    fail_over: float | None = FAIL_OVER,
-    max_refused: float | None = MAX_REFUSED,
-    baseline: Path | None = BASELINE,
+    review: str | None = Option(
+        None,
+        "--apply",
+        metavar="REVIEW",
+        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+    ),
+    fail_over: float | None = Option(
+        None,
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+    ),
+    max_refused: float | None = Option(
+        None,
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+        "with --fail-over, else any share passes.",
+    ),
+    baseline: Path | None = Option(
+        None,
+        metavar="AUDITED",
+        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
+    ),
     is_json: bool = Option(
         False, "--json", help="Print the numbers as one JSON object, and nothing else."
     ),
@@ -404,16 +388,16 @@ def audit(
         "ensemble.judges": judges_of(judge or (), judge_pairs),
     }
     changes = commands.changes_of_audit(sources, overrides, columns, options)
-    changes = commands.with_budget(changes, budget, settings)
+    changes = commands.add_budgeted_voters(changes, budget, settings)
     changes = commands.change_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
-    found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
-    gate = gate_of_audit(found, fail_over, max_refused)
+    numbers = commands.run_audit(request, settings, baseline, is_quiet=is_json)
+    gate = gate_of_audit(numbers, fail_over, max_refused)
     if is_json:
-        asked = (fail_over, max_refused) != (None, None)
-        print(json.dumps(found | ({"gate": asdict(gate)} if asked else {}), indent=1))
-    for why in gate.reasons:
-        print(f"trimtab: {why}", file=sys.stderr)
+        has_gate = (fail_over, max_refused) != (None, None)
+        print(json.dumps(numbers | ({"gate": asdict(gate)} if has_gate else {}), indent=1))
+    for reason in gate.reasons:
+        print(f"trimtab: {reason}", file=sys.stderr)
     return gate.status
 
 
@@ -433,7 +417,7 @@ def study(
     from trimtab.flows.cli import commands
 
     _start()
-    commands.run_study(paper, exhibit, scale, seeds or [2, 3, 4], overrides or ())
+    commands.run_study(paper, exhibit, scale, seeds, overrides or ())
 
 
 @app.command(rich_help_panel=RUN)
@@ -492,9 +476,9 @@ def doctor() -> int:
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.cli.doctor import diagnose, doctor_text
 
-    found = diagnose(_start(is_written=False))
-    print(doctor_text(found))
-    return int(any(line.mark == "missing" for lines in found.values() for line in lines))
+    findings = diagnose(_start(is_written=False))
+    print(doctor_text(findings))
+    return int(any(line.mark == "missing" for lines in findings.values() for line in lines))
 
 
 @app.command(rich_help_panel=PREPARE)
@@ -522,14 +506,13 @@ def look(
     from trimtab.flows.cli import commands
 
     _start(is_written=False)
-    found = look_at(
-        commands.preferences_of(files, columns, form), max_rows=None if is_all else MAX_ROWS
-    )
-    is_readable = all(values["is_readable"] for values in found)
+    preferences = commands.preferences_of(files, columns, form)
+    sources = look_at(preferences, max_rows=None if is_all else MAX_ROWS)
+    is_readable = all(source["is_readable"] for source in sources)
     if is_json:
-        print(json.dumps({"is_readable": is_readable, "files": found}, indent=1))
+        print(json.dumps({"is_readable": is_readable, "files": sources}, indent=1))
     else:
-        print(look_text(found))
+        print(look_text(sources))
     return 0 if is_readable else 2
 
 
@@ -609,10 +592,10 @@ def compare(
         if "claims" not in cards[-1]:
             raise ConfigError(f"{name} is the page of a comparison or study, not of a single run")
         summaries.append(json.loads((reports / name / "summary.json").read_text()))
-        about = read_run(reports / name)
-        if not about:
+        written = read_run(reports / name)
+        if not written:
             raise ConfigError(f"no settings in {reports / name}; `trimtab run` writes them anew")
-        settings.append({"flow": about["flow"], **about["settings"]})
+        settings.append({"flow": written["flow"], **written["settings"]})
     print(comparison(runs, cards, summaries, settings))
 
 
@@ -709,7 +692,3 @@ def clean(
 
     _start()
     commands.clean_store(reports_days, idle_days, is_deleted=delete)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What `trimtab run`, `audit`, `study`, `rounds`, `rollback`, `clean` and `deploy` do.
+"""The commands `run`, `audit`, `study`, `rounds`, `rollback`, `clean` and `deploy`.
 
 Mistakes are looked for first. Prefect is loaded once a flow is to run, while its server starts.
 """
@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.audit.judges import requests_in_words, require_answers
-from trimtab.flows.cli.terminal import shown_live
+from trimtab.flows.cli.terminal import draw_live
 from trimtab.flows.config.config import RunConfig, load_config, require_flow
 from trimtab.flows.config.errors import CommandError, ConfigError
 from trimtab.flows.config.names import AUDIT_OPTIONS, check_free, name_run
@@ -39,15 +39,15 @@ from trimtab.flows.config.overrides import (
     read_changes,
     validate_changes,
 )
-from trimtab.flows.config.paths import merged_changes, nested, value_at
+from trimtab.flows.config.paths import merge_changes, nested, value_at
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.runs.checks import (
     check,
+    make_uncounted_plan,
     refuse,
     refuse_suspension,
     refuse_too_large,
     this_host,
-    uncounted_plan,
 )
 from trimtab.flows.runs.exit_handling import exit_on_signals
 from trimtab.infra.imports import quick_imports
@@ -87,7 +87,7 @@ class RunRequest:
 
     @property
     def num_seeds(self) -> int:
-        """How many runs of the configuration there are, which differ in their seed."""
+        """The number of runs of the configuration, which differ in their seed."""
         return len(self.parameters.get("seeds", [self.config.seed]))
 
 
@@ -102,18 +102,18 @@ def recipe_and_changes(
     changes = parse_overrides(overrides)
     if file is not None:
         if recipe is not None and "=" in recipe:  # no recipe, and the first override in its place
-            changes = merged_changes(parse_overrides([recipe]), changes)
+            changes = merge_changes(parse_overrides([recipe]), changes)
             recipe = None
-        given = read_changes(file)
-        own = given.pop("recipe", None)
-        if own is not None and not isinstance(own, str):
-            raise ConfigError(f"recipe: found {own!r} in {file}; allowed: {', '.join(RECIPES)}")
-        if recipe is not None and own is not None and recipe != own:
-            raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
-        recipe = recipe or own
+        from_file = read_changes(file)
+        name = from_file.pop("recipe", None)
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"recipe: found {name!r} in {file}; allowed: {', '.join(RECIPES)}")
+        if recipe is not None and name is not None and recipe != name:
+            raise ConfigError(f"found recipe {recipe!r}, but {file} is of {name!r}; allowed: one")
+        recipe = recipe or name
         if recipe is not None:
-            given = drop_usual(given, recipe_named(recipe).model_dump(mode="json"))
-        changes = merged_changes(given, changes)
+            from_file = drop_usual(from_file, recipe_named(recipe).model_dump(mode="json"))
+        changes = merge_changes(from_file, changes)
     if recipe is None:
         raise ConfigError(
             f"found no recipe; allowed: {', '.join(RECIPES)}, or --config FILE with one"
@@ -138,7 +138,7 @@ def parse_request(
             "seeds": _compared("seeds", seeds, changes, "seed") or list(SEEDS),
         }
         config = configs_of_seeds(recipe, **compared, changes=changes)[0]
-        run_name = comparison_name(config, **compared, given=name)
+        run_name = comparison_name(config, **compared, name=name)
     elif arms or seeds:
         raise ConfigError(
             f"--arms and --seeds are for --flow compare, found --flow {flow}: use arms=[...] and "
@@ -154,27 +154,24 @@ def parse_request(
 
 
 def _compared(
-    option: str, given: Sequence[Any] | None, changes: dict[str, Any], field: str
+    option: str, values: Sequence[Any] | None, changes: dict[str, Any], field: str
 ) -> list[Any]:
     """The arms or seeds of a comparison, from its option or from `arms=` or `seed=`.
 
     Removes `arms` or `seed` from the changes.
     """
     if field not in changes:
-        return list(given or ())
+        return list(values or ())
     value = changes.pop(field)
-    if given:
+    if values:
         raise ConfigError(f"found --{option} and {field}={value}; allowed: one of them")
     return value if isinstance(value, list) else [value]
 
 
 def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files, and settings to change (`field=value`, unless there is a file of that name)."""
-    is_setting = [
-        bool(SETTING.match(word)) and not Path(word).expanduser().exists() for word in words
-    ]
-    sources = [word for word, is_own in zip(words, is_setting, strict=True) if not is_own]
-    return sources, [word for word, is_own in zip(words, is_setting, strict=True) if is_own]
+    overrides = [w for w in words if SETTING.match(w) and not Path(w).expanduser().exists()]
+    return [word for word in words if word not in overrides], overrides
 
 
 def changes_of_audit(
@@ -183,33 +180,33 @@ def changes_of_audit(
     columns: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What an audit of these files changes in its recipe; ConfigError where there is none.
+    """The changes of an audit of these files to its recipe; ConfigError where there is no file.
 
-    columns: what the files call them, as `chosen=A,rejected=B`. options: settings by path that
+    columns: their names in the files, as `chosen=A,rejected=B`. options: settings by path that
     AUDIT_OPTIONS and --judge give.
     """
     changes = parse_overrides(overrides)
     for path, value in (options or {}).items():
         if value:
-            if _is_given(path, changes):
+            if _is_changed(path, changes):
                 raise ConfigError(
                     f"found {AUDIT_OPTIONS.get(path, '--judge')} and {path}; allowed: one of them"
                 )
-            changes = merged_changes(nested(path, value), changes)
+            changes = merge_changes(nested(path, value), changes)
     preferences: dict[str, Any] = {"sources": list(sources)} if sources else {}
     if columns is not None:
-        named = [each.partition("=") for each in columns.split(",")]
-        if not all(ours.strip() and theirs.strip() for ours, _, theirs in named):
+        parts = [column.partition("=") for column in columns.split(",")]
+        if not all(ours.strip() and theirs.strip() for ours, _, theirs in parts):
             raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
-        preferences["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in named}
+        preferences["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in parts}
     if preferences:
-        changes = merged_changes({"preferences": preferences}, changes)
+        changes = merge_changes({"preferences": preferences}, changes)
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes
 
 
-def _is_given(path: str, changes: Mapping[str, Any]) -> bool:
+def _is_changed(path: str, changes: Mapping[str, Any]) -> bool:
     place, value = value_at(changes, path)
     return place == path and value is not ...
 
@@ -221,17 +218,19 @@ def preferences_of(
     sources, overrides = files_and_overrides(words)
     changes = changes_of_audit(sources, overrides, columns)
     if form is not None:
-        changes = merged_changes(changes, {"preferences": {"format": form}})
+        changes = merge_changes(changes, {"preferences": {"format": form}})
     return apply_changes(recipe_named("audit"), changes).preferences
 
 
-def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings) -> dict[str, Any]:
+def add_budgeted_voters(
+    changes: dict[str, Any], budget: str | None, settings: Settings
+) -> dict[str, Any]:
     """The changes of an audit with the voters that fit into a time; says which on stderr.
 
     ConfigError for no time, and for one beside voters that are named.
     """
     for path in ("embedding_models", "ensemble.cross_fitted"):
-        if _is_given(path, changes):
+        if _is_changed(path, changes):
             if budget is not None:
                 raise ConfigError(f"found --budget {budget} and {path}; allowed: one of them")
             return changes
@@ -240,12 +239,12 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
     added, line = voters_for(config, seconds, settings)
     if line is not None:
         print(f"trimtab: voters: {line}", file=sys.stderr)
-    elif budget is not None and not check(config).mistakes:  # which are said once it would run
+    elif budget is not None and not check(config).mistakes:  # the run would print these
         print(
             "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
             file=sys.stderr,
         )
-    return merged_changes(changes, added)
+    return merge_changes(changes, added)
 
 
 def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
@@ -253,13 +252,12 @@ def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, An
     if encoder is None:
         return changes
     models = apply_changes(recipe_named("audit"), changes).embedding_models
-    named = [
-        each if each.is_language_model else each.model_copy(update={"encoder": encoder})
-        for each in models
+    changed = [
+        model if model.is_language_model else model.model_copy(update={"encoder": encoder})
+        for model in models
     ]
-    return changes | {
-        "embedding_models": [each.model_dump(mode="json", exclude_defaults=True) for each in named]
-    }
+    values = [model.model_dump(mode="json", exclude_defaults=True) for model in changed]
+    return changes | {"embedding_models": values}
 
 
 def run_audit(
@@ -284,14 +282,13 @@ def run_audit(
     folder = settings.home / "reports" / request.name
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
-    audit = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    audit = {**card["audit"], **{name: str(folder / file) for name, file in pages.items()}}
     if card["data"]["rows"] is not None:
         audit["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
     lines = [f"annotated pairs: {audit['pairs']}"]
     if earlier is not None:
-        numbers, said = _compare_with_baseline(earlier, audit)
-        lines += said
-        audit["baseline"] = numbers
+        audit["baseline"], differences = _compare_with_baseline(earlier, audit)
+        lines += differences
     if changed := list(changes_made(audit)):
         command = f"trimtab export {request.name} pairs --to DIR"
         lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
@@ -304,7 +301,7 @@ def run_audit(
 def _compare_with_baseline(
     earlier: dict[bytes, bool], audit: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """How an audit differs from an earlier one, as numbers and in words."""
+    """The differences of an audit from an earlier one, as numbers and in words."""
     try:
         comparison = compare(earlier, Path(audit["pairs"]))
     except BaselineError as error:
@@ -329,31 +326,30 @@ def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = Fal
     as_option: the command has the option `--columns`.
     """
     refuse_suspension(request.config)
-    found = check(request.config, as_option=as_option)
-    refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
-    notes = [*found.notes, *require_answers(request.config, settings)]
+    findings = check(request.config, as_option=as_option)
+    refuse([*findings.mistakes, *(findings.missing if settings.dask is None else ())])
+    notes = [*findings.notes, *require_answers(request.config, settings)]
     for line in (*notes, *requests_in_words(request.config)):
         print(f"trimtab: {line}", file=sys.stderr)
     print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
     with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
-        plan = uncounted_plan(request.config, request.flow, settings, request.num_seeds)
+        plan = make_uncounted_plan(request.config, request.flow, settings, request.num_seeds)
         if plan is not None and settings.dask is None:
             refuse_too_large(plan, settings)
         wait_until_ready()
-        if settings.dask is not None:  # tasks of other processes
-            flow(**request.parameters)
-            return
         if plan is not None:
             board.expect(plan.costs())
-        with shown_live(board):
+        # The board knows nothing of tasks in the processes of a cluster.
+        with nullcontext() if settings.dask is not None else draw_live(board):
             flow(**request.parameters)
 
 
 def run_study(
-    paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
+    paper: str, exhibit: str, scale: str, seeds: list[int] | None, overrides: Sequence[str]
 ) -> None:
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
+    seeds = seeds or list(SEEDS)
     find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
     config = apply_changes(recipe_named(scale), changes)
@@ -363,9 +359,9 @@ def run_study(
         study = load_flow("study")
         wait_until_ready()
         board.expect_submitted()
-        with shown_live(board):
-            found = study(paper, exhibit, scale, seeds, changes)
-        for slug, status in found.items():
+        with draw_live(board):
+            statuses = study(paper, exhibit, scale, seeds, changes)
+        for slug, status in statuses.items():
             print(f"{slug}: {status}")
 
 
@@ -375,15 +371,15 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
     The changes are validated here first, because Prefect's own message takes many lines.
     """
     changes = parse_overrides(overrides)
-    given = validate_changes(changes, RoundChanges)
+    validated = validate_changes(changes, RoundChanges)
     with prefect_server() as wait_until_ready:
         rounds = load_flow("rounds")
         champion = import_module("trimtab.flows.rounds").champion_of(recipe)
-        refuse_suspension(apply_changes(load_config(champion.config), given))
+        refuse_suspension(apply_changes(load_config(champion.config), validated))
         wait_until_ready()
-        found = rounds(recipe, changes)
-        if "idle" in found:
-            print(found["idle"])
+        numbers = rounds(recipe, changes)
+        if "idle" in numbers:
+            print(numbers["idle"])
 
 
 def roll_back_champion(recipe: str, version: str | None) -> None:
@@ -391,18 +387,18 @@ def roll_back_champion(recipe: str, version: str | None) -> None:
     from trimtab.tasks.registry import roll_back
 
     try:
-        now = roll_back(recipe, version)
+        champions = roll_back(recipe, version)
     except (RegistryError, StorageError) as error:
         raise CommandError(str(error)) from error
-    for champion in now:
+    for champion in champions:
         print(f"champion of {champion.name}: version {champion.number}")
 
 
 def clean_store(reports_days: float, idle_days: float, *, is_deleted: bool) -> None:
-    """Print what no report needs and its size; remove it if `is_deleted`.
+    """Print the places of the store that no report needs; remove them if `is_deleted`.
 
-    What registered models were made of is kept, so the registry must be reachable. CommandError
-    if registry or store cannot be read.
+    Artifacts that registered models were made of stay, so the registry must be reachable.
+    CommandError if registry or store cannot be read.
     """
     from trimtab.infra.store.cleaner import remove, unneeded
     from trimtab.tasks.context import base_context
@@ -412,23 +408,23 @@ def clean_store(reports_days: float, idle_days: float, *, is_deleted: bool) -> N
         store = base_context().store
         now = store.objects.now()
         before = now - idle_days * DAY
-        found = unneeded(
+        places = unneeded(
             store,
             reports_since=now - reports_days * DAY,
             written_before=before,
             pinned=reports_of_registered(),
         )
-        for each in found:
-            print(f"{each.size / 2**20:10.1f} MiB  {each.root}: {each.why}")
+        for place in places:
+            print(f"{place.size / 2**20:10.1f} MiB  {place.root}: {place.why}")
             if is_deleted:
-                remove(store, each)
+                remove(store, place)
         if is_deleted:
             store.objects.drop_unfinished(before)
     except (RegistryError, StorageError) as error:
         raise CommandError(str(error)) from error
-    total = sum(each.size for each in found) / 2**20
+    total = sum(place.size for place in places) / 2**20
     done = "removed" if is_deleted else "would be removed: repeat with --delete"
-    print(f"{total:10.1f} MiB in {len(found)} places {done}")
+    print(f"{total:10.1f} MiB in {len(places)} places {done}")
 
 
 def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
@@ -506,10 +502,10 @@ def _loading() -> Iterator[None]:
 
 def print_plan(request: RunRequest, machine: Machine, *, as_json: bool = False) -> None:
     """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
-    found = check(request.config)
-    if not found.mistakes:
-        found = check(request.config, max_rows=None)
-    refuse(found.mistakes)
+    findings = check(request.config)
+    if not findings.mistakes:
+        findings = check(request.config, max_rows=None)
+    refuse(findings.mistakes)
     # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.runs.plan import make_plan
@@ -522,13 +518,13 @@ def print_plan(request: RunRequest, machine: Machine, *, as_json: bool = False) 
     if as_json:
         print(json.dumps(plan_values(plan), indent=1))
     else:
-        print(plan_text(plan, [*found.missing, *found.notes]))
+        print(plan_text(plan, [*findings.missing, *findings.notes]))
 
 
 def machine_of_plan(
     recipe: str, gpus: int | None, gpu_memory: float | None, settings: Settings
 ) -> Machine:
-    """The machine to plan for: the given GPUs, else the recipe's machine, else this host."""
+    """The machine to plan for: the command line's GPUs, else the recipe's machine, or this host."""
     if gpus is not None and gpu_memory is not None:
         return Machine.with_gpus(gpus, gpu_memory)
     machine = MACHINES.get(recipe) or this_host(settings)

@@ -1,4 +1,4 @@
-"""`trimtab doctor`: what this machine has, what it can run, and what is missing; `trimtab recipes`.
+"""`trimtab doctor`: the parts of this machine, the recipes that fit it; `trimtab recipes`.
 
 Nothing is computed, downloaded or stored.
 """
@@ -21,7 +21,7 @@ import httpx
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
-from trimtab.flows.runs.checks import check, this_host, uncounted_plan
+from trimtab.flows.runs.checks import check, make_uncounted_plan, this_host
 from trimtab.flows.runs.plan_text import table, too_large
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, hide_password
@@ -63,15 +63,15 @@ MINUTES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the answer. mark: ok, note or missing; of the latter something does not work."""
+    """A line of the answer. mark: ok, note, or missing for what does not work."""
 
     mark: str
     name: str
-    found: str
+    text: str
 
 
 def diagnose(settings: Settings) -> dict[str, list[Line]]:
-    """All that was found, under headings."""
+    """The findings, under headings."""
     return {
         "This machine": list(_machine(settings)),
         "Where things lie": list(_places(settings)),
@@ -80,16 +80,13 @@ def diagnose(settings: Settings) -> dict[str, list[Line]]:
     }
 
 
-def doctor_text(found: dict[str, list[Line]]) -> str:
+def doctor_text(findings: dict[str, list[Line]]) -> str:
     """The findings as text."""
-    width = max(len(line.name) for lines in found.values() for line in lines)
-    parts = [
-        "\n".join(
-            [heading, *(f"  {each.mark:7}  {each.name:{width}}  {each.found}" for each in lines)]
-        )
-        for heading, lines in found.items()
-    ]
-    return "\n\n".join(parts)
+    width = max(len(line.name) for lines in findings.values() for line in lines)
+    return "\n\n".join(
+        "\n".join([heading, *(f"  {x.mark:7}  {x.name:{width}}  {x.text}" for x in lines)])
+        for heading, lines in findings.items()
+    )
 
 
 def _machine(settings: Settings) -> Iterator[Line]:
@@ -133,23 +130,23 @@ def _places(settings: Settings) -> Iterator[Line]:
 
 
 def _home(home: Path) -> Line:
-    there = _nearest(home)
-    if not os.access(there, os.W_OK | os.X_OK):
+    nearest = _nearest(home)
+    if not os.access(nearest, os.W_OK | os.X_OK):
         return Line("missing", "home", f"{home} cannot be written: set TRIMTAB_HOME")
-    free = shutil.disk_usage(there).free
-    said = f"{home}, {free / GIB:.0f} GiB free"
+    free = shutil.disk_usage(nearest).free
+    text = f"{home}, {free / GIB:.0f} GiB free"
     if free < LEAST_DISK:
-        return Line("note", "home", f"{said}: large models need {LEAST_DISK // GIB} GiB and more")
-    return Line("ok", "home", said)
+        return Line("note", "home", f"{text}: large models need {LEAST_DISK // GIB} GiB and more")
+    return Line("ok", "home", text)
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
-    return next(each for each in (path, *path.parents) if each.exists())
+    """The folder itself, or the nearest above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _store(url: str) -> Line:
-    """Whether the address is one; a bucket is asked for, once. A folder is not made."""
+    """Whether the store's address is valid; a bucket gets one request. No folder is created."""
     parts = urlsplit(url)
     try:
         if parts.scheme == "s3" and parts.netloc:
@@ -164,7 +161,7 @@ def _store(url: str) -> Line:
 
 
 def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
-    """Whether a server answers; without a URL, or where it is a file, what is used in its place."""
+    """Whether a server answers. embedded: what is used in its place, without a server's URL."""
     if url is None or not url.startswith("http"):
         return Line("ok", name, embedded)
     shown = hide_password(url)
@@ -188,11 +185,9 @@ def _version(name: str) -> str | None:
 
 def _packages() -> Iterator[Line]:
     for name in LIBRARIES:
-        found = _version(name)
-        if found is None:
-            yield Line("missing", name, f"pip install {name}")
-        else:
-            yield Line("ok", name, found)
+        installed = _version(name)
+        mark = "ok" if installed else "missing"
+        yield Line(mark, name, installed or f"pip install {name}")
     for extra, (module, purpose) in EXTRAS.items():
         if find_spec(module) is not None:
             yield Line("ok", extra, purpose)
@@ -204,9 +199,8 @@ def _recipes(settings: Settings) -> Iterator[Line]:
     for name, make in RECIPES.items():
         config = make()
         missing = check(config).missing
-        plan = None if settings.dask else _plan_of(name, config, settings)
-        reason = plan and too_large(plan)
-        if reason:
+        plan = None if settings.dask else _plan(name, config, settings)
+        if reason := plan and too_large(plan):
             missing = [f"does not fit on this machine: {reason}", *missing]
         elif name in MACHINES and not settings.gpus:
             missing = [f"is for a GPU, and this machine has none: {GPU_PAGE}", *missing]
@@ -220,8 +214,8 @@ def _recipes(settings: Settings) -> Iterator[Line]:
             yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")
 
 
-def _plan_of(recipe: str, config: RunConfig, settings: Settings) -> Plan | None:
-    return uncounted_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
+def _plan(recipe: str, config: RunConfig, settings: Settings) -> Plan | None:
+    return make_uncounted_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
 
 
 def recipes_text(settings: Settings) -> str:
@@ -233,7 +227,7 @@ def recipes_text(settings: Settings) -> str:
         if (machine := MACHINES.get(name)) is not None:
             memory = f"{machine.num_devices} x {machine.memory / GIB:.0f} GiB"
         else:
-            plan = _plan_of(name, config, settings)
+            plan = _plan(name, config, settings)
             memory = f"{max(map(plan.needed, plan.rows)) / GIB:.1f} GiB" if plan else "?"
         minutes = MINUTES.get(name)
         lines.append((name, memory, f"{minutes} min" if minutes else "not timed", about))

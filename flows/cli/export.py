@@ -65,7 +65,7 @@ def _read(run: str, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]
     reports = settings.home / "reports"
     path = reports / run / "scorecard.json"
     if not path.is_file():
-        known = sorted(found.parent.name for found in reports.glob("*/scorecard.json"))
+        known = sorted(card.parent.name for card in reports.glob("*/scorecard.json"))
         raise ConfigError(unknown_name("run", run, known) if known else f"no run below {reports}")
     card = json.loads(path.read_text("utf-8"))
     if "lineage" not in card or "verdict" not in card:
@@ -77,17 +77,16 @@ def _roles(role: str, card: Mapping[str, Any], entries: Mapping[str, Any]) -> li
     """The roles of a run that a name stands for."""
     final = f"policy_{card['verdict']['policy']}"
     members = [name for name in entries if name.startswith("member_")]
-    others = {"policy": [final], "ensemble": members, "pairs": ["relabelled"]}
-    have_model = [
-        name
+    named = {"policy": [final], "ensemble": members, "pairs": ["relabelled"]}
+    named = {name: roles for name, roles in named.items() if roles and entries.keys() >= {*roles}}
+    named |= {
+        name: [name]
         for name, entry in entries.items()
         if SPECS[entry["stage"]].makes in ("scorer", "policy")
-    ]
-    found = others.get(role, [role] if role in have_model else [])
-    if not found or not all(name in entries for name in found):
-        known = [name for name, own in others.items() if own and all(o in entries for o in own)]
-        raise ConfigError(unknown_name("role", role, [*known, *have_model]))
-    return found
+    }
+    if role not in named:
+        raise ConfigError(unknown_name("role", role, named))
+    return named[role]
 
 
 def _write(

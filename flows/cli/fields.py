@@ -1,4 +1,4 @@
-"""What `trimtab fields` and the page of all settings say of a configuration's fields."""
+"""The settings of a configuration in words: `trimtab fields`, and the page of all settings."""
 
 from __future__ import annotations
 
@@ -13,29 +13,23 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from trimtab.flows.config.config import ConfigError, RunConfig
-from trimtab.flows.config.paths import MAX_HINTS, section_of, value_at
+from trimtab.flows.config.paths import MAX_HINTS, fields_of, section_of, value_at
 
 WIDTH = 96
-TYPES = {
-    "boolean": "true or false",
-    "integer": "integer",
-    "null": "null",
-    "number": "number",
-    "object": "object",
-    "string": "text",
-}
+# Types of JSON schemas that have other names in words.
+TYPES = {"boolean": "true or false", "string": "text"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field with a value of its own. path: as on the command line."""
+    """A field that is no section. path: as on the command line."""
 
     path: str
     field: FieldInfo
 
     @property
     def description(self) -> str:
-        """What it does, as one line."""
+        """Its effect, as one line."""
         return " ".join((self.field.description or "").split())
 
     @property
@@ -54,17 +48,13 @@ class Setting:
         return _allowed(TypeAdapter(kind).json_schema())
 
 
-def settings_of(model: type[BaseModel], above: str = "") -> Iterator[Setting]:
+def settings_of(model: type[BaseModel]) -> list[Setting]:
     """All settings of a configuration and of its sections, in order.
 
     A field that holds several sections (`judges`) is one setting.
     """
-    for name, field in model.model_fields.items():
-        section = section_of(field)
-        if section is None:
-            yield Setting(f"{above}{name}", field)
-        else:
-            yield from settings_of(section, f"{above}{name}.")
+    fields = fields_of(model, of_lists=False)
+    return [Setting(path, field) for path, field in fields if section_of(field) is None]
 
 
 def to_json(value: Any) -> str:
@@ -92,7 +82,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         if "prefixItems" in schema:
             return f"list of {len(schema['prefixItems'])}: {_allowed(schema['prefixItems'][0])}"
         return f"list of {_allowed(schema.get('items', {}))}"
-    return " ".join([TYPES[schema["type"]], *_bounds(schema)])
+    kind = schema["type"]
+    return " ".join([TYPES.get(kind, kind), *_bounds(schema)])
 
 
 def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -103,10 +94,10 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
     if low is not None and high is not None:
         yield f"from {_number(low)} to {_number(high)}"
         return
-    found = {"at least": low, "above": above, "at most": high, "below": below}
-    said = [f"{word} {_number(value)}" for word, value in found.items() if value is not None]
-    if said:
-        yield " and ".join(said)
+    bounds = {"at least": low, "above": above, "at most": high, "below": below}
+    texts = [f"{word} {_number(value)}" for word, value in bounds.items() if value is not None]
+    if texts:
+        yield " and ".join(texts)
 
 
 def _number(value: float) -> str:
@@ -119,18 +110,18 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
     A word is a section or setting by name, or part of a path or description. ConfigError where
     nothing has them.
     """
-    settings = list(settings_of(RunConfig))
+    settings = settings_of(RunConfig)
     if not words:
         return _sections(settings, recipe)
     # A word is a part of a path, or several in order.
-    found = [each for each in settings if all(f".{word}." in f".{each.path}." for word in words)]
-    found = found or [
-        each
-        for each in settings
-        if all(word.lower() in f"{each.path} {each.description}".lower() for word in words)
+    matches = [s for s in settings if all(f".{word}." in f".{s.path}." for word in words)]
+    matches = matches or [
+        setting
+        for setting in settings
+        if all(word.lower() in f"{setting.path} {setting.description}".lower() for word in words)
     ]
-    if not found:
-        names = sorted({part for each in settings for part in each.path.split(".")})
+    if not matches:
+        names = sorted({part for setting in settings for part in setting.path.split(".")})
         near = difflib.get_close_matches(" ".join(words), names, n=MAX_HINTS)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(
@@ -138,7 +129,7 @@ def fields_text(words: Sequence[str], recipe: RunConfig) -> str:
             "`trimtab fields` lists the sections"
         )
     values = recipe.model_dump(mode="json")
-    return "\n\n".join(_said(each, values) for each in found)
+    return "\n\n".join(_setting_text(setting, values) for setting in matches)
 
 
 def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:
@@ -150,30 +141,27 @@ def _sections(settings: Sequence[Setting], recipe: RunConfig) -> str:
             about, count = field.description, 1
         else:
             about = (section.__doc__ or "").strip().splitlines()[0]
-            count = sum(each.path.startswith(f"{name}.") for each in settings)
+            count = sum(setting.path.startswith(f"{name}.") for setting in settings)
         is_off = " (off)" if section and getattr(recipe, name) is None else ""
         lines.append((name, count, f"{' '.join((about or '').split())}{is_off}"))
     width = max(len(name) for name, _, _ in lines)
-    room = WIDTH - width - 7
     rows = [
-        f"{name:{width}}  {count:>3}  {textwrap.shorten(about, room, placeholder=' ...')}"
+        f"{name:{width}}  {count:>3}  "
+        + textwrap.shorten(about, WIDTH - width - 7, placeholder=" ...")
         for name, count, about in lines
     ]
-    return "\n".join(
-        [
-            f"{len(settings)} settings, by section, as in the recipe {recipe.recipe}. In full: "
-            "`trimtab fields ppo`, or any word.",
-            "",
-            *rows,
-        ]
+    heading = (
+        f"{len(settings)} settings, by section, as in the recipe {recipe.recipe}. In full: "
+        "`trimtab fields ppo`, or any word."
     )
+    return "\n".join([heading, "", *rows])
 
 
-def _said(setting: Setting, values: Mapping[str, Any]) -> str:
+def _setting_text(setting: Setting, values: Mapping[str, Any]) -> str:
     """A setting's value in a recipe, what is allowed, and its description."""
     place, value = value_at(values, setting.path)
     is_off = place != setting.path
-    said = setting.default if is_off else to_json(value)
+    shown = setting.default if is_off else to_json(value)
     off = f" (the section is off: {place}=null)" if is_off else ""
     about = textwrap.wrap(f"{setting.description}. Allowed: {setting.allowed}.", WIDTH - 4)
-    return "\n".join([f"{setting.path}={said}{off}", *(f"    {line}" for line in about)])
+    return "\n".join([f"{setting.path}={shown}{off}", *(f"    {line}" for line in about)])

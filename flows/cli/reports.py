@@ -27,28 +27,28 @@ def report_lines(settings: Settings) -> list[str]:
 
     Where the MLflow server fails a line on stderr says so. ConfigError where there is no report.
     """
-    here = {path.parent.name: path for path in _pages(settings)}
+    pages = _pages(settings)
     rows = [
-        (_made(path), name, _answer(path.with_name("summary.json")), str(path))
-        for name, path in here.items()
+        (_time(page), name, _answer(page.with_name("summary.json")), str(page))
+        for name, page in pages.items()
     ]
     try:
         tracked = _tracked(settings)
     except CommandError as error:
-        if not here:
+        if not pages:
             raise
         tracked = []
         print(f"trimtab: {error}", file=sys.stderr)
     for report in tracked:
-        if report.name not in here:
+        if report.name not in pages:
             place = ON_THE_SERVER.format(name=report.name)
             rows.append((report.ended, report.name, report.answer, place))
     if not rows:
         raise ConfigError(f"no report below {_folder(settings)}; run a recipe first")
     names, answers = max(len(row[1]) for row in rows), max(len(row[2]) for row in rows)
     return [
-        f"{name:<{names}}  {made.astimezone():%Y-%m-%d %H:%M}  {answer:<{answers}}  {place}"
-        for made, name, answer, place in sorted(rows)
+        f"{name:<{names}}  {time.astimezone():%Y-%m-%d %H:%M}  {answer:<{answers}}  {place}"
+        for time, name, answer, place in sorted(rows)
     ]
 
 
@@ -57,16 +57,16 @@ def report_page(settings: Settings, name: str | None) -> Path:
 
     ConfigError for an unknown name; CommandError where the MLflow server fails.
     """
-    here = {path.parent.name: path for path in _pages(settings)}
+    pages = _pages(settings)
     if name is None:
-        if not here:
+        if not pages:
             raise ConfigError(f"no report below {_folder(settings)}; run a recipe first")
-        return max(here.values(), key=_made)
-    if name in here:
-        return here[name]
+        return max(pages.values(), key=_time)
+    if name in pages:
+        return pages[name]
     tracked = {report.name: report for report in _tracked(settings)}
     if name not in tracked:
-        raise ConfigError(unknown_name("run", name, sorted({*here, *tracked})))
+        raise ConfigError(unknown_name("run", name, sorted({*pages, *tracked})))
     folder = _folder(settings) / name
     names = (*REPORT_FILES, *AUDIT_FILES, PLOTS, RUN_FILE)
     try:
@@ -80,17 +80,18 @@ def _folder(settings: Settings) -> Path:
     return settings.home / "reports"
 
 
-def _pages(settings: Settings) -> list[Path]:
-    return list(_folder(settings).glob("*/report.html"))
+def _pages(settings: Settings) -> dict[str, Path]:
+    """The pages of this home folder by the run's name."""
+    return {page.parent.name: page for page in _folder(settings).glob("*/report.html")}
 
 
-def _made(page: Path) -> datetime:
+def _time(page: Path) -> datetime:
     return datetime.fromtimestamp(page.stat().st_mtime, UTC)
 
 
 def _answer(summary: Path) -> str:
-    found = json.loads(summary.read_text("utf-8")) if summary.is_file() else {}
-    return str(found.get("verdict") or found.get("answer") or "")
+    numbers = json.loads(summary.read_text("utf-8")) if summary.is_file() else {}
+    return str(numbers.get("verdict") or numbers.get("answer") or "")
 
 
 def _tracked(settings: Settings) -> list[TrackedReport]:
@@ -103,7 +104,7 @@ def _tracked(settings: Settings) -> list[TrackedReport]:
 
 
 def _failed(settings: Settings, error: Exception) -> CommandError:
-    """What MLflow says, without its login, which may be a part of the address."""
+    """MLflow's message without the login, which may be a part of the address."""
     server = hide_password(settings.mlflow_uri)
-    said = str(error).replace(settings.mlflow_uri, server)
-    return CommandError(f"MLflow at {server} failed: {said}")
+    message = str(error).replace(settings.mlflow_uri, server)
+    return CommandError(f"MLflow at {server} failed: {message}")

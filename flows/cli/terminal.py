@@ -1,6 +1,6 @@
-"""What a person in a terminal sees of a run: all of it as a bar, and what runs now.
+"""The progress of a run in a terminal: a bar for the run, and one for each stage that runs now.
 
-Where standard error is no terminal, nothing of it: the log's lines say how far the run is.
+Where standard error is no terminal there are none: the log's lines say how far the run is.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from trimtab.tasks.board import Board, Running
 
-# Of a stage's metrics the first that it has: what is minimised, or what is to rise.
+# The first of these that a stage has is shown: what it minimises, or what is to rise.
 METRICS = ("loss", "score", "reward", "accuracy")
 FURTHER = ("kl", "grad_norm")
 BAR_WIDTH = 24
@@ -22,7 +23,7 @@ PER_SECOND = 4
 
 
 @contextmanager
-def shown_live(board: Board) -> Iterator[None]:
+def draw_live(board: Board) -> Iterator[None]:
     """Inside, the board is drawn below the log's lines, a few times a second."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb" or "CI" in os.environ:
         yield
@@ -30,11 +31,11 @@ def shown_live(board: Board) -> Iterator[None]:
     from rich.live import Live
 
     console = _console_of_the_log()
-    view, was_soft = _View(board), console.soft_wrap
+    was_soft = console.soft_wrap
     board.is_live = console.soft_wrap = True  # a path stays one line, to be copied
     try:
         with Live(
-            view,
+            get_renderable=partial(draw, board),
             console=console,
             refresh_per_second=PER_SECOND,
             transient=True,
@@ -59,21 +60,15 @@ def _console_of_the_log() -> Any:
     return Console(file=sys.stderr)
 
 
-class _View:
-    """A board as rich draws it, anew each time."""
+def draw(board: Board) -> Any:
+    """A board as rich shows it at this moment."""
+    from rich.table import Table
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
-
-    def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table.grid(padding=(0, 1))
-        done, total = self.board.done, self.board.total
-        table.add_row("all", _bar(done, total), self.board.standing())
-        for each in self.board.running:
-            table.add_row(each.label, _bar(each.done, each.total), _said(each))
-        return table
+    table = Table.grid(padding=(0, 1))
+    table.add_row("all", _bar(board.done, board.total), board.standing())
+    for stage in board.running:
+        table.add_row(stage.label, _bar(stage.done, stage.total), _stage_text(stage))
+    return table
 
 
 def _bar(done: int, total: int) -> Any:
@@ -91,7 +86,7 @@ def _bar(done: int, total: int) -> Any:
     )
 
 
-def _said(running: Running) -> str:
+def _stage_text(running: Running) -> str:
     """A stage's progress and, at a glance, how it is doing."""
     count = f"{running.done} of {running.total}" if running.total else ""
     first = next((name for name in METRICS if name in running.metrics), None)

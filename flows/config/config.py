@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -69,8 +70,8 @@ NUM_JUDGES = 3
 
 def _refuse(mistakes: Iterable[str]) -> None:
     """ValueError with all mistakes that several settings together make."""
-    if found := list(mistakes):
-        raise ValueError("; ".join(found))
+    if text := "; ".join(mistakes):
+        raise ValueError(text)
 
 
 class EnsembleConfig(StageConfig):
@@ -103,14 +104,14 @@ class EnsembleConfig(StageConfig):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         require_different("votes", self.votes)
-        # The page names each by the last part of its path, or by its name.
+        # The page names a voter by the last part of its path, or by its name.
         external = {
-            "scores": [last_part(each) for each in self.scores],
-            "reward_models": [last_part(each) for each in self.reward_models],
-            "judges": [each.name for each in self.judges],
+            "scores": [last_part(path) for path in self.scores],
+            "reward_models": [last_part(path) for path in self.reward_models],
+            "judges": [judge.name for judge in self.judges],
         }
-        for name, given in external.items():
-            require_different(name, given)
+        for name, voters in external.items():
+            require_different(name, voters)
         _refuse(self._mistakes(external))
         return self
 
@@ -122,10 +123,10 @@ class EnsembleConfig(StageConfig):
                     f"cross_fitted must be none where votes is {votes}, found one: "
                     "votes=cross_fitted is a vote of reward models alone"
                 )
-            for name, given in external.items():
-                if given:
+            for name, voters in external.items():
+                if voters:
                     yield (
-                        f"{name} must be empty where votes is {votes}, found {', '.join(given)}: "
+                        f"{name} must be empty where votes is {votes}, found {', '.join(voters)}: "
                         "they vote beside embedding models"
                     )
             if self.self_test_share:
@@ -135,9 +136,9 @@ class EnsembleConfig(StageConfig):
                 )
         elif len(self.votes) > 1:
             yield f"votes must be embedding_models alone or without it, found {votes}"
-        limits: dict[str, str] = {}  # of what judges at one endpoint spend together
-        for each in self.judges:
-            if (endpoint := each.judge.endpoint) is not None:
+        limits: dict[str, str] = {}  # by endpoint, whose judges spend together
+        for judge in self.judges:
+            if (endpoint := judge.judge.endpoint) is not None:
                 known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
                 if known != endpoint.limits_in_words:
                     yield (
@@ -243,21 +244,22 @@ class RunConfig(StageConfig):
     @classmethod
     def _texts_can_be_kept(cls, values: Any) -> Any:
         """No database and no file name takes a NUL, and no file half a surrogate pair."""
-        wrong = [
+        _refuse(
             f"{path} must be text without NUL and lone surrogates, found {short(text)}"
             for path, text in _texts(values)
-            if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text)
-        ]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)
+        )
         return values
 
     @property
     def needs_policy(self) -> bool:
         """Whether a label audit needs a language model."""
-        has_policy = any(each.encoder == POLICY for each in self.embedding_models)
-        asks = self.judge_preferences is not None
-        return self.is_synthetic or not self.ensemble.embedding_models_vote or has_policy or asks
+        return (
+            self.is_synthetic
+            or not self.ensemble.embedding_models_vote
+            or self.judge_preferences is not None
+            or any(model.encoder == POLICY for model in self.embedding_models)
+        )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -270,7 +272,7 @@ class RunConfig(StageConfig):
 def _seed_mistakes(config: RunConfig) -> Iterator[str]:
     """Every stage's seed, after `seeded`, is one that numpy and scikit-learn accept."""
     allowed = LARGEST_SEED - MAX_OFFSET - 1000 * config.seed
-    path, seed = max(_settings_named("seed", config), key=lambda each: each[1])
+    path, seed = _largest("seed", config)
     if seed > allowed:
         yield (
             f"{path} must be at most {allowed} where seed is {config.seed}, found {seed}: 1000 "
@@ -279,12 +281,12 @@ def _seed_mistakes(config: RunConfig) -> Iterator[str]:
 
 
 def _model_mistakes(config: RunConfig) -> Iterator[str]:
-    """Where a model from scratch has not the layers, the length or the heads that are asked for."""
+    """A model from scratch that lacks the layers, the length or the heads that settings need."""
     model = config.sft.model
     if model.base is not None:
         return
     yield from layer_mistakes(config, model.num_layers)
-    path, longest = max(_settings_named("max_new_tokens", config), key=lambda each: each[1])
+    path, longest = _largest("max_new_tokens", config)
     if model.max_length < longest + 2:  # an answer with its end and some prompt
         yield (
             f"sft.model.max_length must be at least {longest + 2} where {path} is {longest}, "
@@ -330,7 +332,7 @@ def _pair_mistakes(config: RunConfig) -> Iterator[str]:
             "endpoint or local_model"
         )
     for path, judges in (("judges", config.judges), ("ensemble.judges", config.ensemble.judges)):
-        gold = [each.name for each in judges if each.judge.gold_accuracy is not None]
+        gold = [judge.name for judge in judges if judge.judge.gold_accuracy is not None]
         if gold:
             yield (
                 f"{path}.judge.gold_accuracy must be none with preferences.sources, found it "
@@ -339,8 +341,8 @@ def _pair_mistakes(config: RunConfig) -> Iterator[str]:
 
 
 def _label_mistakes(config: RunConfig) -> Iterator[str]:
-    """Who votes on the labels, on what, and what is held out."""
-    names = [each.name for each in config.embedding_models]
+    """Voters on the labels, their inputs, and the splits that are held out."""
+    names = [model.name for model in config.embedding_models]
     if len(set(names)) < len(names):
         yield (
             f"embedding_models must be of different kinds, found {', '.join(names)}; allowed: "
@@ -381,7 +383,7 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
 
 def _arm_mistakes(config: RunConfig) -> Iterator[str]:
     """Judges of the comparison that share a name, and arms without their scorers."""
-    names = [each.name for each in config.judges]
+    names = [judge.name for judge in config.judges]
     if len(set(names)) < len(names):
         yield f"judges must have different names, found {', '.join(names)}"
     if "ppo_max_ensemble" in config.arms and config.ensemble.size < NUM_JUDGES + 2:
@@ -399,28 +401,31 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
 
 
 def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
-    """The configuration and each of its sections, each with the prefix of its fields' paths."""
+    """The configuration and all sections in it, each with the prefix of its fields' paths."""
     yield above, config
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        several = value if isinstance(value, tuple) else (value,)
-        for each in several:
-            if isinstance(each, BaseModel):
-                yield from sections_of(each, f"{above}{name}.")
+    for name, value in config:
+        for section in value if isinstance(value, tuple) else (value,):
+            if isinstance(section, BaseModel):
+                yield from sections_of(section, f"{above}{name}.")
 
 
 def sampled_by_vllm(config: RunConfig) -> list[str]:
     """The paths of the settings that let a stage sample with vLLM."""
-    sections = sections_of(config)
-    samplers = [(path, each) for path, each in sections if isinstance(each, SamplerConfig)]
-    return [f"{path}vllm" for path, each in samplers if each.vllm is not None]
+    return [
+        f"{path}vllm"
+        for path, section in sections_of(config)
+        if isinstance(section, SamplerConfig) and section.vllm is not None
+    ]
 
 
-def _settings_named(name: str, config: RunConfig) -> Iterator[tuple[str, int]]:
-    """What stages have under one name, by path."""
-    for path, section in sections_of(config):
-        if path and name in type(section).model_fields:
-            yield f"{path}{name}", getattr(section, name)
+def _largest(name: str, config: RunConfig) -> tuple[str, int]:
+    """The largest value that a stage's setting of this name has, and its path."""
+    settings = [
+        (f"{path}{name}", getattr(section, name))
+        for path, section in sections_of(config)
+        if path and name in type(section).model_fields
+    ]
+    return max(settings, key=itemgetter(1))
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -436,13 +441,13 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
-    """Where more layers are to be trained than the base model has, and vectors of a layer that it
-    does not have or that fine-tuning changes."""
+    """Mistakes where more layers are to be trained than the base model has, and where vectors are
+    of a layer that it does not have or that fine-tuning changes."""
     trained = {
         f"{path}trainable_layers": section.trainable_layers
         for path, section in sections_of(config)
         if isinstance(section, TrainerConfig) and section.trainable_layers is not None
-        # These have a base model of their own.
+        # These have another base model.
         if not path.startswith("ensemble.cross_fitted.")
     }
     wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
@@ -452,14 +457,10 @@ def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
             f"{', '.join(wrong)}"
         )
     readers = ("ensemble.", "reward_model.", "advantage_model.", "rounds.", "dpo.", "cpl.")
-    whole = [
-        path
-        for path, number in trained.items()
-        if number == num_layers and path.startswith(readers)
-    ]
-    if whole and config.cache_trunk:
+    unfrozen = [p for p, n in trained.items() if n == num_layers and p.startswith(readers)]
+    if unfrozen and config.cache_trunk:
         yield (
-            f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
+            f"{', '.join(unfrozen)} must be below the {num_layers} layers of the model where "
             f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
             "train all layers"
         )
@@ -467,10 +468,10 @@ def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
 
 
 def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
-    """A policy fine-tuned on the chosen answers of all pairs knows them: what is learned from its
-    hidden states would not be of pairs unseen."""
+    """A policy fine-tuned on the chosen answers of all pairs knows them: a model of its hidden
+    states would vote on pairs that these states have seen."""
     sft = config.sft
-    tells = not config.is_synthetic and sft.fine_tune and not config.preferences.demonstrations
+    is_leaking = not config.is_synthetic and sft.fine_tune and not config.preferences.demonstrations
     frozen = max(0, num_layers - (sft.train.trainable_layers or num_layers))
     for index, model in enumerate(config.embedding_models):
         if model.encoder != POLICY:
@@ -481,7 +482,7 @@ def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
                 f"embedding_models.{index}.layer must be at most the {num_layers} layers of the "
                 f"model, found {layer}"
             )
-        elif tells and layer > frozen:
+        elif is_leaking and layer > frozen:
             fewer = f"sft.train.trainable_layers={num_layers - layer} or less, "
             yield (
                 f"embedding_models.{index} takes the output of layer {layer}, but fine-tuning on "

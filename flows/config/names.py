@@ -62,10 +62,13 @@ JUDGED_ON = ("world", "comparisons", "preferences", "sft", "constitution", "ai_l
 
 @dataclass(frozen=True)
 class RunName:
-    """A run's name; `configuration` is the one it has by default. settings: by path, of all, with
-    the contents of files; files: by path as they were given, of the settings that name files.
-    command: makes the run again, with its files where they were; empty for a run that is not of
-    `trimtab run` or `trimtab audit`."""
+    """A run's name, and what it stands for.
+
+    configuration: the name that it has by default. settings: all of them by path, files by their
+    contents. files: by path, as the command line has them, the settings that name files. command:
+    makes the run again, with its files where they were; empty for a run that is not of `trimtab
+    run` or `trimtab audit`.
+    """
 
     name: str
     configuration: str
@@ -76,18 +79,12 @@ class RunName:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the report's folder keeps of it."""
-        return {
-            "name": self.name,
-            "configuration": self.configuration,
-            "flow": self.flow,
-            "settings": dict(self.settings),
-            "files": dict(self.files),
-        }
+        """The part of it that the report's folder keeps."""
+        return {name: value for name, value in vars(self).items() if name != "command"}
 
 
-def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
-    """The name of a run of one configuration: the one `given`, or that of the configuration."""
+def name_run(config: RunConfig, flow: str, name: str | None = None) -> RunName:
+    """The name of a run of one configuration: `name`, by default that of the configuration."""
     changes, usual = _changes(config), _recipe(config)
     changes.pop("seed", None)
     seed = f"seed{config.seed}"
@@ -95,8 +92,8 @@ def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
         changes = {path.removeprefix("preferences."): value for path, value in changes.items()}
         seed = seed if config.seed != usual.seed else ""
     part = "" if flow in ("rlhf", ONLY_FLOW.get(config.recipe)) else flow
-    name = _joined(_safe(config.recipe), seed, data_name(config), _said(changes), part)
-    return _named(name, given, flow, config, settings_of(config))
+    usual_name = _joined(_safe(config.recipe), seed, data_name(config), _shortened(changes), part)
+    return _named(usual_name, name, flow, config, settings_of(config))
 
 
 def name_run_over_seeds(
@@ -104,14 +101,14 @@ def name_run_over_seeds(
     flow: str,
     chosen: Mapping[str, Any],
     usual: Mapping[str, Any],
-    given: str | None = None,
+    name: str | None = None,
 ) -> RunName:
-    """The name of a run over several seeds, `chosen` with it: only what is not `usual` shows."""
-    changes = {name: value for name, value in chosen.items() if list(value) != list(usual[name])}
+    """The name of a run over several seeds, and arms: those that are not `usual` show in it."""
+    changes = {key: value for key, value in chosen.items() if list(value) != list(usual[key])}
     changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
-    name = _joined(flow, config.recipe, data_name(config), _said(changes))
-    return _named(name, given, flow, config, {**settings, **chosen})
+    usual_name = _joined(flow, config.recipe, data_name(config), _shortened(changes))
+    return _named(usual_name, name, flow, config, {**settings, **chosen})
 
 
 def _joined(*parts: str) -> str:
@@ -119,19 +116,18 @@ def _joined(*parts: str) -> str:
 
 
 def _named(
-    configuration: str,
-    given: str | None,
-    flow: str,
-    config: RunConfig,
-    settings: Mapping[str, Any],
+    usual_name: str, name: str | None, flow: str, config: RunConfig, settings: dict[str, Any]
 ) -> RunName:
-    if given is not None and not (re.fullmatch(NAME_PATTERN, given) and len(given) <= MAX_NAME):
+    if name is not None and not (re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME):
         raise ConfigError(
-            f"name: found {given!r}, allowed are up to {MAX_NAME} letters, digits and . _ = + -, "
+            f"name: found {name!r}, allowed are up to {MAX_NAME} letters, digits and . _ = + -, "
             "the first a letter or a digit"
         )
-    name = RunName(given or configuration, configuration, flow, settings, _files(config), "")
-    return dataclasses.replace(name, command=_command(config, name))
+    # The settings that name files of this machine.
+    values, contents = _values(config), settings_of(config)
+    files = {path: values[path] for path, value in contents.items() if values[path] != value}
+    run_name = RunName(name or usual_name, usual_name, flow, settings, files, "")
+    return dataclasses.replace(run_name, command=_command(config, run_name))
 
 
 def check_free(name: RunName, settings: Settings) -> None:
@@ -173,14 +169,13 @@ def _judged_on(config: RunConfig) -> dict[str, Any]:
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """All settings that count for results by dotted path; a file is `<name> <sha256>`."""
-    counted = {name: own for name, own in _plain(config).items() if name not in NOT_COUNTED}
-    return dict(leaves(counted))
+    plain = _plain(config)
+    return dict(leaves({name: plain[name] for name in plain if name not in NOT_COUNTED}))
 
 
-def _files(config: RunConfig) -> dict[str, Any]:
-    """The settings by dotted path that name files of this machine, as they were given."""
-    given, settings = dict(leaves(config.model_dump(mode="json"))), settings_of(config)
-    return {path: given[path] for path, value in settings.items() if given[path] != value}
+def _values(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
+    """All settings by dotted path, as they are written."""
+    return dict(leaves(config.model_dump(mode="json", exclude_defaults=exclude_defaults)))
 
 
 def reviewed_name(name: RunName, config: RunConfig) -> RunName:
@@ -193,57 +188,60 @@ def _command(config: RunConfig, name: RunName) -> str:
     """The command that makes a run of this configuration again."""
     if name.flow not in FLOWS:
         return ""
-    usual, given = settings_of(_recipe(config)), dict(leaves(config.model_dump(mode="json")))
-    # Sections in a list, such as judges, each without its own defaults.
-    brief = dict(leaves(config.model_dump(mode="json", exclude_defaults=True)))
+    # The brief ones are without the defaults of sections in a list, such as judges.
+    usual, values, brief = (
+        settings_of(_recipe(config)),
+        _values(config),
+        _values(config, exclude_defaults=True),
+    )
     changes = {
-        path: brief.get(path, given[path])
+        path: brief.get(path, values[path])
         for path, value in name.settings.items()
-        if path in given and path != "recipe" and usual.get(path, ...) != value
+        if path in values and path != "recipe" and usual.get(path, ...) != value
     }
     options = [] if name.name == name.configuration else ["--name", name.name]
     if config.recipe == "audit":
         return shlex.join(["trimtab", "audit", *_words_of_audit(changes), *options])
-    kind = [] if name.flow == "rlhf" else ["--flow", name.flow]
+    flow = [] if name.flow == "rlhf" else ["--flow", name.flow]
     if name.flow == "compare":
         for option in ("arms", "seeds"):
-            kind += [f"--{option}", ",".join(map(str, name.settings[option]))]
+            flow += [f"--{option}", ",".join(map(str, name.settings[option]))]
         changes.pop("arms", None)
-    return shlex.join(
-        ["trimtab", "run", config.recipe, *kind, *options, *format_overrides(changes)]
-    )
+    overrides = format_overrides(changes)
+    return shlex.join(["trimtab", "run", config.recipe, *flow, *options, *overrides])
 
 
 def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
     """Files, options and settings of `trimtab audit`, of changes by path."""
-    left = dict(changes)
-    words = [str(each) for each in left.pop("preferences.sources", ())]
-    columns = {path: own for path, own in changes.items() if path.startswith(COLUMNS)}
-    if columns and not any("," in own for own in columns.values()):
-        named = [f"{path.removeprefix(COLUMNS)}={left.pop(path)}" for path in columns]
-        words += ["--columns", ",".join(named)]
+    rest = dict(changes)
+    words = [*map(str, rest.pop("preferences.sources", ()))]
+    columns = {path: name for path, name in changes.items() if path.startswith(COLUMNS)}
+    if columns and not any("," in name for name in columns.values()):
+        pairs = [f"{path.removeprefix(COLUMNS)}={rest.pop(path)}" for path in columns]
+        words += ["--columns", ",".join(pairs)]
     for path, option in AUDIT_OPTIONS.items():
-        value = left.pop(path, ())
-        for each in [value] if isinstance(value, str) else value:
-            words += [option, str(each)]
-    return words + format_overrides(left)
+        values = rest.pop(path, ())
+        for value in [values] if isinstance(values, str) else values:
+            words += [option, str(value)]
+    return words + format_overrides(rest)
 
 
 def data_name(config: RunConfig) -> str:
-    """Names and sha256 of the run's own data; nothing where it is the recipe's.
+    """Names and sha256 of the run's data; nothing where it is the recipe's.
 
-    A file is the run's own whatever its name: a recipe does not know its contents.
+    A file is never the recipe's, whatever its name: a recipe does not know its contents.
     """
     ours, usual = (
-        [value_at(_plain(each), path)[1] for path in DATA] for each in (config, _recipe(config))
+        [value_at(plain, path)[1] for path in DATA]
+        for plain in (_plain(config), _plain(_recipe(config)))
     )
-    given = [*config.preferences.sources, *config.preferences.demonstrations]
-    if ours == usual and not any(map(_is_local, given)):
+    sources = [*config.preferences.sources, *config.preferences.demonstrations]
+    if ours == usual and not any(map(_is_local, sources)):
         return ""
-    if not given:
+    if not sources:
         return "synthetic"
-    more = f"+{len(given) - 1}" if len(given) > 1 else ""
-    stem = _safe(last_part(given[0]).partition(".")[0]) or "data"
+    more = f"+{len(sources) - 1}" if len(sources) > 1 else ""
+    stem = _safe(last_part(sources[0]).partition(".")[0]) or "data"
     return f"{stem}{more}-{_digest(ours)}"
 
 
@@ -254,10 +252,10 @@ def _recipe(config: RunConfig) -> RunConfig:
 def _changes(config: RunConfig) -> dict[str, Any]:
     """Settings by path that are not as in the recipe, but data, which is named apart.
 
-    Of a section that the recipe does not have only what differs from the section's own defaults.
+    Of a section that the recipe does not have only what differs from the section's defaults.
     """
     ours, usual = (
-        dict(leaves(_plain(each, exclude_defaults=True))) for each in (config, _recipe(config))
+        dict(leaves(_plain(run, exclude_defaults=True))) for run in (config, _recipe(config))
     )
     plain, changes = _plain(config), {}
     for path in dict.fromkeys([*ours, *usual]):
@@ -272,14 +270,14 @@ def _changes(config: RunConfig) -> dict[str, Any]:
 def _plain(config: RunConfig, *, exclude_defaults: bool = False) -> dict[str, Any]:
     """The configuration as plain values, files as `<name> <sha256>`."""
     values = config.model_dump(mode="json", exclude_defaults=exclude_defaults)
-    return {name: _with_contents(value, name) for name, value in values.items()}
+    return {name: _digest_files(value, name) for name, value in values.items()}
 
 
-def _with_contents(values: Any, name: str) -> Any:
+def _digest_files(values: Any, name: str) -> Any:
     if isinstance(values, dict):
-        return {key: _with_contents(value, key) for key, value in values.items()}
+        return {key: _digest_files(value, key) for key, value in values.items()}
     if isinstance(values, list):
-        return [_with_contents(value, name) for value in values]
+        return [_digest_files(value, name) for value in values]
     if name in FILES and isinstance(values, str) and _is_local(values):
         path = Path(values).expanduser()
         return f"{path.name} {_content(path)[:16]}"
@@ -295,34 +293,34 @@ def _is_local(source: str) -> bool:
 
 def _content(path: Path) -> str:
     """sha256 of a file, read again only if it has changed; of a folder, read always."""
-    seen = path.stat()
     if path.is_dir():
         return digest_of(path)
-    return _content_as_seen(path.resolve(), seen.st_size, seen.st_mtime_ns)
+    status = path.stat()
+    return _content_of_version(path.resolve(), status.st_size, status.st_mtime_ns)
 
 
 @lru_cache
-def _content_as_seen(path: Path, _size: int, _changed: int) -> str:
+def _content_of_version(path: Path, _size: int, _changed: int) -> str:
     return digest_of(path)
 
 
-def _said(changes: Mapping[str, Any]) -> str:
+def _shortened(changes: Mapping[str, Any]) -> str:
     """The changes as text, up to MAX_CHANGES characters; with a digest if some are left out."""
-    said, is_all = "", True
+    shown, is_complete = "", True
     for path, value in changes.items():
         text, is_exact = _text(value)
-        longer = f"{said}-{path}={text}" if said else f"{path}={text}"
+        longer = _joined(shown, f"{path}={text}")
         if len(longer) > MAX_CHANGES:
-            is_all = False
+            is_complete = False
             break
-        said, is_all = longer, is_all and is_exact
-    return said if is_all else f"{said}-{_digest(changes)}".lstrip("-")
+        shown, is_complete = longer, is_complete and is_exact
+    return shown if is_complete else _joined(shown, _digest(changes))
 
 
 def _text(value: Any) -> tuple[str, bool]:
     """A value as part of a file name, and whether the text identifies the value uniquely."""
     if isinstance(value, list) and value and not any(isinstance(v, list | dict) for v in value):
-        texts = [_text(each) for each in value]
+        texts = [_text(item) for item in value]
         return "+".join(text for text, _ in texts), all(is_exact for _, is_exact in texts)
     if isinstance(value, str):
         is_exact = bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9._]*", value))

@@ -1,9 +1,11 @@
-"""What runs over several seeds are asked for: a comparison's arms, a study's exhibits."""
+"""Runs over several seeds: a comparison's arms, a study's exhibits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError, unknown_name
@@ -11,8 +13,10 @@ from trimtab.flows.config.names import RunName, name_run_over_seeds
 from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.config.base import RunSeed
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 
+Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
 SEEDS = (2, 3, 4)
 # Arms and seeds are given by themselves, and there are no rounds.
@@ -37,27 +41,26 @@ def configs_of_seeds(
 
 
 def comparison_name(
-    config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
+    config: RunConfig, arms: Sequence[str], seeds: Sequence[int], name: str | None = None
 ) -> RunName:
     """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
-    usual = {"seeds": SEEDS, "arms": METHODS}
-    return name_run_over_seeds(
-        config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given
-    )
+    chosen, usual = {"seeds": [*seeds], "arms": [*arms]}, {"seeds": SEEDS, "arms": METHODS}
+    return name_run_over_seeds(config, "compare", chosen, usual, name)
 
 
 def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
-    """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
+    """The exhibits of that name; ConfigError for one that no paper has, and for repeated seeds."""
     if paper not in TITLES:
         raise ConfigError(unknown_name("paper", paper, TITLES))
-    wanted = exhibits_of(paper, exhibit)
-    if not wanted:
-        known = ["all", *(each.name for each in exhibits_of(paper, "all"))]
+    exhibits = exhibits_of(paper, exhibit)
+    if not exhibits:
+        known = ["all", *(exhibit.name for exhibit in exhibits_of(paper, "all"))]
         raise ConfigError(unknown_name(f"exhibit of {paper}", exhibit, known))
     _require_different("seeds", seeds)
-    return wanted
+    return exhibits
 
 
-def _require_different(name: str, given: Sequence[object]) -> None:
-    if len(set(map(str, given))) < len(given):
-        raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
+def _require_different(name: str, values: Sequence[object]) -> None:
+    texts = list(map(str, values))
+    if len(set(texts)) < len(texts):
+        raise ConfigError(f"{name} must differ, found {', '.join(texts)}")

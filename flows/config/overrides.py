@@ -46,7 +46,7 @@ from trimtab.flows.config.paths import (
     explain,
     explained,
     leaves,
-    merged_changes,
+    merge_changes,
     nested,
     section_of,
     short,
@@ -58,13 +58,7 @@ CHANGE = "change"
 FOLDED = {"type": "object", "title": "as in the recipe", "properties": {}}
 NONE = {"type": "null", "title": "none"}
 # The names of other choices, by type.
-KINDS = {
-    "integer": "number",
-    "number": "number",
-    "string": "text",
-    "array": "list",
-    "null": "none",
-}
+KINDS = {"integer": "number", "number": "number", "string": "text", "array": "list", "null": "none"}
 # Settings that people change most, first in the form, by path, with their labels.
 OFTEN = {
     "seed": "Seed of the run (seed)",
@@ -80,7 +74,7 @@ OFTEN = {
 Schema = dict[str, Any]
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
-# Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
+# For numbers that may be null: NaN would be stored as null, and is not smaller than any number.
 NOT_NAN: dict[str, Any] = {"not": {"type": "number", "exclusiveMinimum": sys.float_info.max}}
 
 
@@ -117,9 +111,9 @@ class ExplainedChanges(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        found = handler(schema)
-        add_often_changed(handler.resolve_ref_schema(found), handler.resolve_ref_schema)
-        return found
+        drawn = handler(schema)
+        add_often_changed(handler.resolve_ref_schema(drawn), handler.resolve_ref_schema)
+        return drawn
 
 
 def _nest_by_section(values: Any) -> Any:
@@ -131,9 +125,9 @@ def _nest_by_section(values: Any) -> Any:
     for path, value in by_path.items():
         _, other = value_at(sections, path)
         if other not in (..., value):
-            said = f"{path}: given twice, found {short(value)} and {short(other)}"
-            raise PydanticCustomError(EXPLAINED, "{text}", {"text": said})
-        sections = merged_changes(sections, nested(path, value))
+            text = f"{path}: given twice, found {short(value)} and {short(other)}"
+            raise PydanticCustomError(EXPLAINED, "{text}", {"text": text})
+        sections = merge_changes(sections, nested(path, value))
     return sections
 
 
@@ -159,13 +153,13 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = ""
             extra = NOT_NAN if _is_number(field.annotation) else {}
         section = section_of(field)
         about = field.description or (section and section.__doc__) or ""
-        given: Any = Field(
+        change: Any = Field(
             default_factory=lambda: None,
             title=path,
             description=about.strip().partition("\n")[0] or None,
             json_schema_extra=partial(draw_sections, position, extra),
         )
-        fields[name] = (bool | None if kind is bool else kind, given)
+        fields[name] = (bool | None if kind is bool else kind, change)
     return create_model(
         above.rstrip(".").replace(".", "_") or model.__name__, __base__=_Changes, **fields
     )
@@ -176,16 +170,16 @@ def _changes_in(kind: Any, only: Sequence[str], path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return changes_to(kind, only, f"{path}.")
     if get_origin(kind) is tuple:
-        return GenericAlias(tuple, tuple(_changes_in(each, only, path) for each in get_args(kind)))
+        return GenericAlias(tuple, tuple(_changes_in(item, only, path) for item in get_args(kind)))
     if isinstance(kind, UnionType):
-        return reduce(or_, (_changes_in(each, only, path) for each in get_args(kind)))
+        return reduce(or_, (_changes_in(option, only, path) for option in get_args(kind)))
     return kind
 
 
 def _is_number(kind: Any) -> bool:
     """Whether a field's type is a number, be it optional."""
     return kind in (int, float) or any(
-        _is_number(each) for each in get_args(kind) if get_origin(kind) is not tuple
+        _is_number(option) for option in get_args(kind) if get_origin(kind) is not tuple
     )
 
 
@@ -196,15 +190,13 @@ def draw_sections(position: int, extra: Mapping[str, Any], schema: Schema) -> No
     """
     schema.update({**extra, "position": position + len(OFTEN)})
     options = schema.get("anyOf", [schema])
-    sections = [each["$ref"] for each in options if "$ref" in each]
+    sections = [{"$ref": option["$ref"]} for option in options if "$ref" in option]
     if sections:
-        for name in ("anyOf", "$ref"):
-            schema.pop(name, None)
-        section = {"$ref": sections[0]}
+        schema.pop("$ref", None)
         none = [dict(NONE)] if len(options) > 1 else []
-        schema["anyOf"] = [dict(FOLDED), section, *none]
-        schema |= {"if": {"type": "object"}, "then": dict(section)}
-    elif any(each.get("type") == "boolean" for each in options):
+        schema["anyOf"] = [dict(FOLDED), sections[0], *none]
+        schema |= {"if": {"type": "object"}, "then": dict(sections[0])}
+    elif any(option.get("type") == "boolean" for option in options):
         # Neither page's switch has a third state: a list to choose from starts without a choice.
         for name in ("anyOf", "default", "type"):
             schema.pop(name, None)
@@ -223,23 +215,17 @@ def add_often_changed(schema: Schema, resolved: Callable[[Schema], Schema]) -> N
     resolved: the section that a reference is to.
     """
     for position, (path, label) in enumerate(OFTEN.items()):
-        found: Schema | None = {"then": schema}
+        field: Schema | None = {"then": schema}
         for name in path.split("."):
-            section = resolved(found["then"]) if found and "then" in found else {}
-            found = section.get("properties", {}).get(name)
-        if found is not None:
-            schema["properties"][path] = {**found, "title": label, "position": position}
+            section = resolved(field["then"]) if field and "then" in field else {}
+            field = section.get("properties", {}).get(name)
+        if field is not None:
+            schema["properties"][path] = {**field, "title": label, "position": position}
 
 
-# All but the recipe, which is a parameter of its own.
+# All but the recipe, which is a parameter by itself.
 FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
-
-
-class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
-    """Settings that a run changes in its recipe."""
-
-
-OF_A_ROUND = (
+ROUND_FIELDS = (
     "ppo",
     "rounds.meta_rm",
     "rounds.promote",
@@ -248,7 +234,11 @@ OF_A_ROUND = (
 )
 
 
-class RoundChanges(ExplainedChanges, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
+    """Settings that a run changes in its recipe."""
+
+
+class RoundChanges(ExplainedChanges, changes_to(RunConfig, ROUND_FIELDS)):  # type: ignore[misc]
     """Settings that a round may change in its champion's run, such that both stay comparable."""
 
 
@@ -262,9 +252,13 @@ def apply_changes(
         return config
     if not isinstance(changes, BaseModel):
         changes = validate_changes(changes, kind)
-    given = _drop_empty(changes.model_dump(mode="json", exclude_unset=True))
+    changed = _drop_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
-    return load_config(merged_changes(_drop_other_categories(values, given), given))
+    # Categories are one a source: the recipe's do not hold for another number of sources.
+    sources = changed.get("preferences", {}).get("sources")
+    if sources is not None and len(sources) != len(values["preferences"]["categories"]):
+        values["preferences"]["categories"] = []
+    return load_config(merge_changes(values, changed))
 
 
 def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
@@ -278,17 +272,6 @@ def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseM
         return kind.model_validate(changes)
     except ValidationError as error:
         raise ConfigError(explain(error, kind)) from None
-
-
-def _drop_other_categories(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the recipe's categories, one per source, if the number of sources changes."""
-    preferences = given.get("preferences", {})
-    sources = preferences.get("sources")
-    if sources is None or "categories" in preferences:
-        return dict(values)
-    old = values["preferences"]
-    fit = len(sources) == len(old["categories"])
-    return {**values, "preferences": {**old, "categories": old["categories"] if fit else []}}
 
 
 def _drop_empty(value: Any) -> Any:
@@ -311,27 +294,26 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         path, separator, text = override.partition("=")
         if not separator:
             raise ConfigError(f"{override!r} is not of the form field=value")
-        changes = merged_changes(changes, nested(path, _value(text)))
-    return _with_lists(changes, RunConfig)
+        changes = merge_changes(changes, nested(path, _value(text)))
+    return _wrap_lists(changes, RunConfig)
 
 
-def _with_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def _wrap_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Settings with a list of one where a list of any length is asked and one value stands.
 
     For settings that people write; flows take what their schema says.
     """
-    found = dict(values)
-    for name, value in values.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            continue
-        kinds, section = [field.annotation, *get_args(field.annotation)], section_of(field)
+    changed = dict(values)
+    for name, field in model.model_fields.items():
+        value = values.get(name)
+        section = section_of(field)
         if isinstance(value, dict) and section is not None:
-            found[name] = _with_lists(value, section)
-        is_list = any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds)
-        if is_list and isinstance(value, str | int | float) and not isinstance(value, bool):
-            found[name] = [value]
-    return found
+            changed[name] = _wrap_lists(value, section)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            kinds = [field.annotation, *get_args(field.annotation)]
+            if any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds):
+                changed[name] = [value]
+    return changed
 
 
 def read_changes(path: Path) -> dict[str, Any]:
@@ -346,28 +328,28 @@ def read_changes(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
         raise ConfigError(f"--config: found {path}, which cannot be read: {reason}") from None
     try:
-        found = load_yaml(text)
+        values = load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"--config: {path} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ConfigError(
-            f"--config: found {short(found)} in {path}; allowed: settings by name, as "
+            f"--config: found {short(values)} in {path}; allowed: settings by name, as "
             "`trimtab run RECIPE --print-config` prints them"
         )
-    return _with_lists(found, RunConfig)
+    return _wrap_lists(values, RunConfig)
 
 
 def drop_usual(changes: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Changes without those settings that have their usual value."""
-    left = {}
+    differing = {}
     for name, value in changes.items():
-        there = usual.get(name, ...)
-        if isinstance(value, dict) and isinstance(there, dict):
-            if inside := drop_usual(value, there):
-                left[name] = inside
-        elif value != there:
-            left[name] = value
-    return left
+        usual_value = usual.get(name, ...)
+        if isinstance(value, dict) and isinstance(usual_value, dict):
+            if inside := drop_usual(value, usual_value):
+                differing[name] = inside
+        elif value != usual_value:
+            differing[name] = value
+    return differing
 
 
 def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
@@ -402,13 +384,11 @@ def _value(text: str) -> Any:
 # PyYAML follows version 1.1 of YAML, in which `on`, the name of one of our settings, is a switch,
 # 5e-6 a text and 1:30 the number 90. Below are numbers and switches as version 1.2 reads them.
 TAG = "tag:yaml.org,2002:"
+FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
 REPLACED = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?[0-9]+", "-+0123456789"),
-    "float": (
-        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?",
-        "-+0123456789.",
-    ),
+    "float": (FLOAT, "-+0123456789."),
 }
 REMOVED = [TAG + name for name in (*REPLACED, "timestamp")]
 
@@ -420,7 +400,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As PyYAML's own, but a name that comes twice is refused."""
+        """PyYAML's mapping, but ValueError for a name that comes twice."""
         names = [self.construct_object(key, deep=True) for key, _ in node.value]
         _refuse_repeated(names, str(node.start_mark))
         values: dict[Any, Any] = super().construct_mapping(node, deep)

@@ -55,24 +55,30 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return {name: nested(rest, value) if is_deeper else value}
 
 
-def merged_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
     """Several changes as one; later ones win."""
     result: dict[str, Any] = {}
     for values in changes:
         for name, new in values.items():
             old = result.get(name)
             if isinstance(old, dict) and isinstance(new, dict):
-                new = merged_changes(old, new)
+                new = merge_changes(old, new)
             result[name] = new
     return result
 
 
-def fields_of(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field of a configuration and of all sections in it, by path."""
+def fields_of(
+    model: type[BaseModel], above: str = "", *, of_lists: bool = True
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Every field of a configuration and of all sections in it, by path.
+
+    of_lists: also those of sections in a list, such as `judges`.
+    """
     for name, field in model.model_fields.items():
         yield f"{above}{name}", field
-        for section in sections_in(field.annotation):
-            yield from fields_of(section, f"{above}{name}.")
+        if of_lists or section_of(field) is not None:
+            for section in sections_in(field.annotation):
+                yield from fields_of(section, f"{above}{name}.", of_lists=of_lists)
 
 
 def sections_in(kind: Any) -> list[type[BaseModel]]:
@@ -93,13 +99,12 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line a mistake: field, what was found, what is allowed, the nearest name."""
     problems = error.errors()
-    places = {problem["loc"] for problem in problems}
+    refused_items = {problem["loc"][:-1] for problem in problems if problem["loc"]}
     return "\n".join(
         _line(problem, model)
         for problem in problems
         # Too short only because its items were refused.
-        if problem["type"] != "too_short"
-        or not any(place[:-1] == problem["loc"] for place in places if place)
+        if problem["type"] != "too_short" or problem["loc"] not in refused_items
     )
 
 
@@ -109,52 +114,44 @@ def explained(error: ValidationError, model: type[BaseModel]) -> PydanticCustomE
 
 
 def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
-    path, kind, found = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
+    path, kind, value = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
     message = problem["msg"].removeprefix("Value error, ")
     for theirs, ours in WORDS.items():
         message = re.sub(theirs, ours, message)
     if kind == EXPLAINED:
         return message
     if kind == "extra_forbidden":
-        return _unknown(path, _fields_at(model, problem["loc"][:-1]), model)
-    if found is None and ("number" in message or "integer" in message):
+        return _unknown(problem["loc"], model)
+    if value is None and ("number" in message or "integer" in message):
         message += " (infinity and NaN reach a run as null)"
-    # What several fields together show says itself what was found.
-    is_told = kind == "value_error" and (isinstance(found, Mapping) or "found" in message)
-    if kind != MAY_BE_SECRET and not is_told:
-        message += f"; found {short(found)}"
+    # The message of a mistake in several fields already says what was found.
+    says_value = kind == "value_error" and (isinstance(value, Mapping) or "found" in message)
+    if kind != MAY_BE_SECRET and not says_value:
+        message += f"; found {short(value)}"
     if kind == "literal_error":
         allowed = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        near = difflib.get_close_matches(str(found), allowed, n=1)
-        message += "".join(f"; did you mean {each!r}?" for each in near)
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        message += "".join(f"; did you mean {name!r}?" for name in near)
     return f"{path}: {message}" if path else message
 
 
 def short(value: object) -> str:
-    """What was found as one line, cut in the middle."""
+    """A value as one line, cut in the middle."""
     text = "null" if value is None else repr(value)
     if len(text) <= MAX_CHARACTERS:
         return text
     return f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 4 :]}"
 
 
-def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
-    for part in path:
-        if isinstance(part, int):  # one of several
-            continue
-        field = model.model_fields.get(part)
-        sections = [] if field is None else sections_in(field.annotation)
-        if not sections:
-            return []
-        model = sections[0]
-    return list(model.model_fields)
-
-
-def _unknown(path: str, known: list[str], model: type[BaseModel]) -> str:
+def _unknown(place: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    path = ".".join(map(str, place))
     name = path.rpartition(".")[2]
+    section = ".".join(part for part in place[:-1] if isinstance(part, str))
+    fields = [(field, *field.rpartition(".")) for field, _ in fields_of(model)]
+    known = [last for _, above, _, last in fields if above == section]
     near = difflib.get_close_matches(name, known, n=1)
-    near = near or [each for each, _ in fields_of(model) if each.rpartition(".")[2] == name]
+    near = near or [field for field, _, _, last in fields if last == name]
     if near:
-        names = " or ".join(repr(each) for each in near[:MAX_HINTS])
+        names = " or ".join(map(repr, near[:MAX_HINTS]))
         return f"{path}: unknown field {name!r}; did you mean {names}?"
     return f"{path}: unknown field {name!r}. Allowed: {', '.join(known) or 'none'}"

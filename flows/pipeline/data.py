@@ -91,7 +91,7 @@ def cache_trunk(run: Run) -> None:
 
 
 def submit_trunk(run: Run, config: TrunkCacheConfig, policy: Future) -> Future:
-    """What the frozen layers of a policy make of all pairs."""
+    """The output of a policy's frozen layers for all pairs."""
     return run.submit(
         specs.TRUNK_CACHE,
         config,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trimtab.flows.config.config import EnsembleConfig, RunConfig, Vote
 from trimtab.flows.pipeline.data import submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.base import last_part
-from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
@@ -23,7 +23,7 @@ from trimtab.models.config.reward import (
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import ModelConfig, SFTConfig
-from trimtab.tasks.resources import ALL_CORES, Resources, Slot
+from trimtab.tasks.resources import ALL_CORES, ONE_CORE, Resources, Slot
 
 
 def audit_labels(run: Run) -> None:
@@ -57,7 +57,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
             seed=config.seed,
             voters=tuple(voters.values()),
             num_external=len(list(_external_voters(config.ensemble))),
-            judges=tuple(each.name for each in config.ensemble.judges),
+            judges=tuple(judge.name for judge in config.ensemble.judges),
         ),
         preferences=run["preferences"],
         member=[
@@ -97,7 +97,7 @@ def add_embedding_models(run: Run) -> None:
 
 
 def _vectors(config: EmbeddingModelConfig) -> str:
-    """The role of what an embedding model reads."""
+    """The role of the vectors that an embedding model reads."""
     return f"vectors_{'states' if config.is_language_model else config.kind}"
 
 
@@ -113,54 +113,49 @@ def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") 
 
 
 def _voters(config: RunConfig) -> dict[str, str]:
-    """The roles of the embedding models that vote, and of the voters that the user has, with what
-    the page calls each; none where reward models vote."""
+    """The roles of the embedding models that vote, and of the voters that the user has, with their
+    names on the page; none where reward models vote."""
     ensemble = config.ensemble
     if not ensemble.embedding_models_vote:
         return {}
-    voters = {each.name: each.name for each in config.embedding_models}
+    voters = {model.name: model.name for model in config.embedding_models}
     for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
         voters[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
-    return voters | {role: name for role, name, _ in _external_voters(ensemble)}
+    return voters | {role: name for role, name, *_ in _external_voters(ensemble)}
 
 
-def _external_voters(
-    ensemble: EnsembleConfig,
-) -> Iterator[
-    tuple[str, str, ExternalVotesConfig | ExternalRewardModelConfig | JudgePreferencesConfig]
-]:
-    """Role, name on the page and configuration of the voters that the user has."""
+def _external_voters(ensemble: EnsembleConfig) -> Iterator[tuple[str, str, specs.StageSpec, Any]]:
+    """Role, name on the page, stage and configuration of the voters that the user has."""
     for index, source in enumerate(ensemble.scores):
         votes = ExternalVotesConfig(source=source)
-        yield f"external_votes_{index}", f"votes of {last_part(source)}", votes
+        yield (
+            f"external_votes_{index}",
+            f"votes of {last_part(source)}",
+            specs.EXTERNAL_VOTES,
+            votes,
+        )
     for index, name in enumerate(ensemble.reward_models):
         model = ExternalRewardModelConfig(model=name, precision=ensemble.member.train.precision)
-        yield f"external_reward_model_{index}", f"reward model {last_part(name)}", model
+        label = f"reward model {last_part(name)}"
+        yield f"external_reward_model_{index}", label, specs.EXTERNAL_REWARD_MODEL, model
     for index, judge in enumerate(ensemble.judges):
-        yield f"external_judge_{index}", f"judge {judge.name}", judge.comparing()
+        label = f"judge {judge.name}"
+        yield f"external_judge_{index}", label, specs.JUDGE_PREFERENCES, judge.comparing()
 
 
 def _add_external_voters(run: Run) -> None:
     pairs = run["preferences"]
-    for role, label, config in _external_voters(run.config.ensemble):
-        if isinstance(config, ExternalVotesConfig):
-            run[role] = run.submit(specs.EXTERNAL_VOTES, config, preferences=pairs, label=label)
-        elif isinstance(config, ExternalRewardModelConfig):
-            run[role] = run.submit(
-                specs.EXTERNAL_REWARD_MODEL,
-                config,
-                preferences=pairs,
-                resources=ALL_CORES,
-                label=label,
-            )
+    for role, label, spec, config in _external_voters(run.config.ensemble):
+        if spec is specs.JUDGE_PREFERENCES:
+            seeded = run.seeded(config)
+            run[role] = run.submit_to_judge(spec, seeded, preferences=pairs, label=label)
         else:
-            run[role] = run.submit_to_judge(
-                specs.JUDGE_PREFERENCES, run.seeded(config), preferences=pairs, label=label
-            )
+            cores = ALL_CORES if spec is specs.EXTERNAL_REWARD_MODEL else ONE_CORE
+            run[role] = run.submit(spec, config, preferences=pairs, label=label, resources=cores)
 
 
 def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
-    """`base`, the language model as it is, and `base_trunk`, what its frozen layers make."""
+    """`base`, the untrained language model, and `base_trunk`, the output of its frozen layers."""
     policy = SFTConfig(model=ModelConfig(base=config.base), fine_tune=False)
     run["base"] = run.submit(specs.SFT, policy, data=run["data"], label="base model")
     if (upper := config.train.trainable_layers) is not None:
@@ -204,13 +199,13 @@ def _vote_of_embedding_models(run: Run) -> Future:
     for index, member in enumerate(_cross_fitted(run)):
         run[f"cross_fitted_{index}"] = member
     if ensemble.self_test_share:
-        copies = [
-            each.model_copy(update={"planted_share": ensemble.self_test_share})
-            for each in run.config.embedding_models
+        share = {"planted_share": ensemble.self_test_share}
+        planted = [
+            _embedding_model(run, model.model_copy(update=share), "self-test, ")
+            for model in run.config.embedding_models
         ]
-        planted = [_embedding_model(run, each, "self-test, ") for each in copies]
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
-        external = [run[role] for role, _, _ in _external_voters(ensemble)]
+        external = [run[role] for role, *_ in _external_voters(ensemble)]
         run["self_test"] = run.submit(
             specs.STRENGTH,
             calibrated,

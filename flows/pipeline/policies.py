@@ -1,4 +1,4 @@
-"""How every arm trains its policy, and how the policy is evaluated and judged against SFT.
+"""The policy of every arm: trained, evaluated, and judged against SFT.
 
 The arms are the rows of trimtab.models.config.arms. Artifacts between an arm's
 start and its policy have roles that begin with the arm's name.
@@ -48,14 +48,14 @@ def train_policy(
     wait_for: Sequence[Future] = (),
     answers_slot: Slot | None = None,
 ) -> None:
-    """Train an arm in the slot `slot`, once what it is to wait for is there, and evaluate it."""
+    """Train an arm in the slot `slot`, after the futures of `wait_for`, and evaluate it."""
     resources = Resources(slot, by_ranks=run.has_small_models)
     scheduling = {"resources": resources, "wait_for": wait_for}
     untrained = ARMS[arm].trained_by == "nothing"
     policy = run["sft"] if untrained else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
-    changes: dict[str, Any] = {}  # what an arm's answers differ in from those of SFT
+    changes: dict[str, Any] = {}  # of the evaluation, for answers that SFT's differ from
     if arm == "best_of_n":
         changes = {"num_candidates": run.config.best_of_n.num_responses}
     elif arm == "hir":
@@ -111,10 +111,10 @@ def judge(
 
 
 def outcomes_by_judge(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each set of prompts and who judged it, of the numbers of a head-to-head."""
+    """A row for each set of prompts and its judge, of the numbers of a head-to-head."""
     judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
     return [
-        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in OUTCOMES}}
+        {"judged": name, **{o: round(numbers[f"{name}_{o}"], 3) for o in OUTCOMES}}
         for name in judged
     ]
 

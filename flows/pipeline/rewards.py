@@ -61,11 +61,10 @@ def train_meta_rm(run: Run, number: int, start: str, policy: str) -> None:
 
 def _train_safety_scorers(run: Run, trunk: Future | None) -> None:
     """Llama 2's two reward models: of safety, on pairs of its categories, and of helpfulness."""
-    of_safety = run.config.ppo.scoring.safety_categories
-    for index, (role, field) in enumerate(
-        (("helpfulness_model", "without_categories"), ("safety_model", "categories"))
-    ):
-        config = run.config.reward_model.model_copy(update={field: of_safety})
+    categories = run.config.ppo.scoring.safety_categories
+    fields = {"helpfulness_model": "without_categories", "safety_model": "categories"}
+    for index, (role, field) in enumerate(fields.items()):
+        config = run.config.reward_model.model_copy(update={field: categories})
         run[role] = run.submit(
             specs.REWARD_MODEL,
             run.seeded(config),

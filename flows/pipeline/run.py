@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -37,8 +37,7 @@ Future = Any
 PAGES = ("report", "compare")
 
 
-@dataclass(frozen=True)
-class RoundRoles:
+class RoundRoles(NamedTuple):
     """The roles that a round's policy, its answers and what it was optimised against play."""
 
     policy: str
@@ -65,7 +64,7 @@ class Run:
 
     name: under which its stages share what they may spend on judges (`trimtab.tasks.judges`).
     review: lets a person review the labels once they are audited; None: nobody is asked.
-    reviewed: what came of that, in words.
+    reviewed: the outcome, in words.
     """
 
     config: RunConfig
@@ -144,9 +143,8 @@ class Run:
     @property
     def last_round(self) -> int | None:
         """The last round with a policy so far, whether promoted or not; `None` without one."""
-        found = [1] if "policy_full" in self.roles else []
-        found += [int(r.rpartition("_")[2]) for r in self.roles if r.startswith("policy_round_")]
-        return max(found, default=None)
+        rounds = [int(r.rpartition("_")[2]) for r in self.roles if r.startswith("policy_round_")]
+        return max(rounds, default=1 if "policy_full" in self.roles else None)
 
     @property
     def judges(self) -> list[Future]:
@@ -165,7 +163,7 @@ class Run:
 
 
 def resources_of(task: Any, config: Any) -> AbstractContextManager[Any]:
-    """What to submit a task in, so that a cluster runs it where as many GPUs are free as it needs.
+    """The context to submit a task in, so that a cluster runs it where enough GPUs are free.
 
     `config` is its stage's: a rank takes a GPU.
     """
@@ -199,8 +197,8 @@ class PlannedRun(Run):
         self, spec: StageSpec, config: Any, *, wait_for: Sequence[Any] = (), **keywords: Any
     ) -> PlannedStage:
         """The stage with its inputs; TypeError for one that is missing or unknown."""
-        given = inspect.signature(TASKS[spec.name].fn).bind(config, **keywords).arguments
-        inputs = {name: value for name, value in given.items() if stages_in(value)}
+        arguments = inspect.signature(TASKS[spec.name].fn).bind(config, **keywords).arguments
+        inputs = {name: value for name, value in arguments.items() if stages_in(value)}
         before = [stage.step for value in inputs.values() for stage in stages_in(value)]
         before += [stage.step for stage in wait_for]
         step = 1 + max([self.waited_for, *before])
@@ -220,18 +218,18 @@ def stages_in(value: Any) -> list[PlannedStage]:
     return [item for item in values if isinstance(item, PlannedStage)]
 
 
-# How a stage is shown and how many cores it gets: no part of what it makes.
+# A stage's label, cores and start: no part of its result.
 _NOT_COMPARED = {"label", "resources", "wait_for"}
 
 
 @dataclass
 class SharedRun(Run):
-    """A run that submits a stage only if none of those with the same `made` has.
+    """A run that submits a stage only if none of those with the same `submitted` has.
 
     The store would find it too; this way the timeline shows it once, and no task waits for a lock.
     """
 
-    made: dict[Hashable, Future] = field(default_factory=dict)
+    submitted: dict[Hashable, Future] = field(default_factory=dict)
 
     def submit(self, spec: StageSpec, config: Any, **keywords: Any) -> Future:
         """Hand a stage to Prefect, or return the future of one like it."""
@@ -241,17 +239,17 @@ class SharedRun(Run):
             if name not in _NOT_COMPARED and value is not None
         }
         key = (spec.name, frozenset(compared.items()))
-        if key not in self.made:
-            self.made[key] = super().submit(spec, config, **keywords)
-        return self.made[key]
+        if key not in self.submitted:
+            self.submitted[key] = super().submit(spec, config, **keywords)
+        return self.submitted[key]
 
 
 def _identity(value: Any) -> Hashable:
-    """Configurations by what they say, futures by which they are."""
+    """Configurations by their values, futures by their identity."""
     if isinstance(value, BaseModel):
         return type(value).__name__, value.model_dump_json()
     if isinstance(value, list | tuple):
         return tuple(map(_identity, value))
     if isinstance(value, dict):
-        return tuple((name, _identity(each)) for name, each in value.items())
+        return tuple((name, _identity(item)) for name, item in value.items())
     return id(value)

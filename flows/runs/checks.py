@@ -13,12 +13,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from trimtab.flows.config.config import RunConfig, layer_mistakes, sampled_by_vllm, sections_of
+from trimtab.flows.config.config import (
+    RunConfig,
+    layer_mistakes,
+    sampled_by_vllm,
+    sections_of,
+    seeded,
+)
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.runs.plan_text import too_large
 from trimtab.infra.processes.gpus import memory_of, name_of
@@ -59,7 +66,7 @@ from trimtab.models.judge.constitutions import (
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan
 
-# Of each source: read in well under a second.
+# Rows of each source, read in well under a second.
 MAX_ROWS = 5000
 # Shares of the pairs that are over `preferences.max_tokens`: beyond the first a warning, beyond the
 # second, by `preferences.on_bad_rows`, a mistake.
@@ -68,7 +75,7 @@ MANY_TOO_LONG, MOST_TOO_LONG = 0.2, {"quarantine": 0.9, "fail": 0.05}
 
 @dataclass
 class Findings:
-    """The findings, one line each.
+    """Lines of text.
 
     mistakes: a run with these would fail. missing: packages or models not installed here, which a
     plan for another machine does not need. notes: information for the user.
@@ -86,41 +93,42 @@ def check(
 
     as_option: the command has the option `--columns`, which messages then name.
     """
-    found = Findings()
+    findings = Findings()
     if not config.is_synthetic:
-        _check_preferences(config, max_rows, found, as_option)
-        _check_demonstrations(config, max_rows, found)
+        _check_preferences(config, max_rows, findings, as_option)
+        _check_demonstrations(config, max_rows, findings)
     if (review := config.relabel.review) is not None and not is_stored(review):
-        _check_file("relabel.review", review, lambda source: read_review(source, None), found)
+        read = partial(read_review, known=None)
+        findings.mistakes += _file_mistakes("relabel.review", review, read)
     for votes in config.ensemble.scores:
-        _check_file("ensemble.scores", votes, read_votes, found)
+        findings.mistakes += _file_mistakes("ensemble.scores", votes, read_votes)
     for path, section in sections_of(config):
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
-            _check_constitution(f"{path}constitution", name, found)
-    check_installed(config, found)
-    return found
+            findings.mistakes += _constitution_mistakes(f"{path}constitution", name)
+    check_installed(config, findings)
+    return findings
 
 
-def check_installed(config: RunConfig, found: Findings) -> None:
+def check_installed(config: RunConfig, findings: Findings) -> None:
     """Note models and optional packages that are not installed here."""
     for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
-            _check_model(f"{path}local_model", section.local_model, found)
+            _check_model(f"{path}local_model", section.local_model, findings)
     if (members := config.ensemble.cross_fitted) is not None:
-        _check_model("ensemble.cross_fitted.base", members.base, found)
-        _count_layers("ensemble.cross_fitted.base", ModelConfig(base=members.base), found)
+        _check_model("ensemble.cross_fitted.base", members.base, findings)
+        _count_layers("ensemble.cross_fitted.base", ModelConfig(base=members.base), findings)
     for model in config.ensemble.reward_models:
-        _check_model("ensemble.reward_models", model, found)
-        _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
-    for index, each in enumerate(config.embedding_models):
-        if each.encoder in PACKAGED_MODELS:
-            _check_model(f"embedding_models.{index}.encoder", each.encoder, found)
+        _check_model("ensemble.reward_models", model, findings)
+        findings.mistakes += _reward_model_mistakes(Path(model).expanduser())
+    for index, voter in enumerate(config.embedding_models):
+        if voter.encoder in PACKAGED_MODELS:
+            _check_model(f"embedding_models.{index}.encoder", voter.encoder, findings)
     if config.sft.model.base is not None:
-        _check_model("sft.model.base", config.sft.model.base, found)
-        num_layers = _count_layers("sft.model.base", config.sft.model, found)
-        found.mistakes += [] if num_layers is None else layer_mistakes(config, num_layers)
-    found.missing += dict.fromkeys(_not_installed(config))
+        _check_model("sft.model.base", config.sft.model.base, findings)
+        num_layers = _count_layers("sft.model.base", config.sft.model, findings)
+        findings.mistakes += [] if num_layers is None else layer_mistakes(config, num_layers)
+    findings.missing += dict.fromkeys(_not_installed(config))
 
 
 # Settings that suspend a run.
@@ -128,19 +136,21 @@ REVIEW, APPROVAL = "suspend.for_label_review", "suspend.for_champion_approval"
 
 
 def suspensions_of(config: RunConfig) -> list[str]:
-    """The settings by which a configuration asks that its run waits for a person."""
-    asked = [REVIEW] if config.suspend.for_label_review else []
-    return [*asked, APPROVAL] if config.suspend.for_champion_approval else asked
+    """The settings by which a configuration has its run wait for a person."""
+    suspend = config.suspend
+    settings = {REVIEW: suspend.for_label_review, APPROVAL: suspend.for_champion_approval}
+    return [name for name, is_set in settings.items() if is_set]
 
 
 def refuse_suspension(config: RunConfig) -> None:
     """ConfigError where a run without a worker would be suspended: nobody could resume it."""
     for name in suspensions_of(config):
-        instead = "run --flow label-audit first, then with relabel.review=FILE"
+        instead = (
+            ". To review labels here, run --flow label-audit first, then with relabel.review=FILE"
+        )
         raise ConfigError(
             f"{name}: found true, but only a worker resumes a suspended run; allowed: false here, "
-            "or a run of a deployment (docs/how-to/deploy.md)"
-            + (f". To review labels here, {instead}" if name == REVIEW else "")
+            f"or a run of a deployment (docs/how-to/deploy.md){instead if name == REVIEW else ''}"
         )
 
 
@@ -148,8 +158,8 @@ def _absent(name: str, source: str) -> str:
     return f"{name}: found nothing at {source!r}; allowed: an existing file or folder, or s3://"
 
 
-def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple[int, Source]]:
-    """The local sources with their index in the list, named as the stage names them."""
+def _local(name: str, sources: Sequence[str], findings: Findings) -> Iterator[tuple[int, Source]]:
+    """The local sources with their index in the list, under the names that the stage has."""
     elsewhere = []
     for index, source in enumerate(sources):
         path = Path(source).expanduser()
@@ -158,98 +168,100 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
         elif is_remote(source) or looks_like_hub_id(source):
             elsewhere.append(source)
         else:
-            found.mistakes.append(f"{_absent(name, source)} or a hub id")
+            findings.mistakes.append(f"{_absent(name, source)} or a hub id")
     if elsewhere:
-        found.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
+        findings.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
 
 
 def first_pairs(config: RunConfig) -> Look | None:
     """The pairs of the first rows of each source; None unless all are here and can be read."""
-    given, found = config.preferences, Findings()
-    sources = [] if check_form(given.format, given.columns) else _sources(config, found)
-    if len(sources) < len(given.sources):
+    preferences = config.preferences
+    if check_form(preferences.format, preferences.columns):
+        return None
+    sources = _sources(config, Findings())
+    if len(sources) < len(preferences.sources):
         return None
     try:
-        return look_through(sources, on_ties=given.on_ties, max_rows=MAX_ROWS)
+        return look_through(sources, on_ties=preferences.on_ties, max_rows=MAX_ROWS)
     except PreferenceOptionError:
         return None
 
 
-def _sources(config: RunConfig, found: Findings) -> list[Source]:
+def _sources(config: RunConfig, findings: Findings) -> list[Source]:
     """The local sources of pairs as the stage reads them."""
-    given = config.preferences
+    preferences = config.preferences
     return [
         dataclasses.replace(
             source,
-            category=given.categories[index] if given.categories else None,
-            format=given.format,
-            columns=given.columns,
+            category=preferences.categories[index] if preferences.categories else None,
+            format=preferences.format,
+            columns=preferences.columns,
         )
-        for index, source in _local("preferences.sources", given.sources, found)
+        for index, source in _local("preferences.sources", preferences.sources, findings)
     ]
 
 
 def _check_preferences(
-    config: RunConfig, max_rows: int | None, found: Findings, as_option: bool
+    config: RunConfig, max_rows: int | None, findings: Findings, as_option: bool
 ) -> None:
-    given, name = config.preferences, "preferences.sources"
-    if wrong := check_form(given.format, given.columns):
-        found.mistakes += [f"preferences.{problem}" for problem in wrong]
+    preferences, name = config.preferences, "preferences.sources"
+    if wrong := check_form(preferences.format, preferences.columns):
+        findings.mistakes += [f"preferences.{problem}" for problem in wrong]
         return
-    sources = _sources(config, found)
+    sources = _sources(config, findings)
     if not sources:
         return
     try:
-        look = look_through(sources, on_ties=given.on_ties, max_rows=max_rows)
+        look = look_through(sources, on_ties=preferences.on_ties, max_rows=max_rows)
         if not look.pairs and not look.is_whole:
-            look = look_through(sources, on_ties=given.on_ties)
+            look = look_through(sources, on_ties=preferences.on_ties)
     except PreferenceOptionError as error:
-        found.mistakes.append(f"{name}: {error}")
+        findings.mistakes.append(f"{name}: {error}")
         return
     rows = look.report.total
     broken = [row for row in look.bad_rows if row.reason in SOURCE_REASONS]
-    if broken or (look.bad_rows and given.on_bad_rows == "fail"):
-        found.mistakes += _listed(name, look.bad_rows, as_option)
-    elif not look.pairs and len(sources) == len(given.sources):
-        found.mistakes.append(
+    if broken or (look.bad_rows and preferences.on_bad_rows == "fail"):
+        findings.mistakes += _listed(name, look.bad_rows, as_option)
+    elif not look.pairs and len(sources) == len(preferences.sources):
+        findings.mistakes.append(
             f"{name}: found no usable row; allowed: at least one; {read_in_words(look.report)}"
         )
-        found.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
+        findings.mistakes += [f"{name}: {line}" for line in first_of_each(look.bad_rows)]
     elif look.bad_rows:
         reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
         of = f"{rows.read:,} rows" if look.is_whole else f"the first {rows.read:,} rows"
-        found.notes.append(
+        findings.notes.append(
             f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
             f"{'; '.join(first_of_each(look.bad_rows))}"
         )
-    if not found.mistakes:
-        _check_token_limit(config, look, found)
-    if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
-        found.mistakes += _check_all_pairs(config, look)
+    if not findings.mistakes:
+        _check_token_limit(config, look, findings)
+    if look.is_whole and len(sources) == len(preferences.sources) and not findings.mistakes:
+        findings.mistakes += _check_all_pairs(config, look)
 
 
-def _check_token_limit(config: RunConfig, look: Look, found: Findings) -> None:
-    """How many pairs `preferences.max_tokens` refuses, where the base model's tokenizer is here."""
+def _check_token_limit(config: RunConfig, look: Look, findings: Findings) -> None:
+    """The share of pairs over `preferences.max_tokens`, if the base model's tokenizer is here."""
     base, limit = config.sft.model.base, config.preferences.max_tokens
     try:
         folder = None if base is None else folder_of(base) or Path(base).expanduser()
-    except ValueError:  # not installed, which is said elsewhere
+    except ValueError:  # not installed, which another check reports
         return
     share = None if folder is None else share_over_tokens(look.pairs, folder, limit)
     if not share:
         return
     longest = config.sft.model.max_length
-    said = (
+    refused = (
         f"preferences.max_tokens: found {limit}; about {share:.0%} of the pairs are longer and "
         "would be refused"
     )
     raised = f"raise preferences.max_tokens, and sft.model.max_length ({longest}) beyond it"
     most = MOST_TOO_LONG[config.preferences.on_bad_rows]
     if share > most:
-        found.mistakes.append(f"{said}; allowed: at most {most:.0%}. To use them {raised}")
+        findings.mistakes.append(f"{refused}; allowed: at most {most:.0%}. To use them {raised}")
     else:
         warning = "WARNING: " if share > MANY_TOO_LONG else ""
-        found.notes.append(f"{warning}{said}. To use them {raised}")
+        findings.notes.append(f"{warning}{refused}. To use them {raised}")
 
 
 def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[str]:
@@ -264,8 +276,8 @@ def _listed(name: str, rows: Sequence[BadRow], as_option: bool = False) -> list[
 
 def _check_all_pairs(config: RunConfig, look: Look) -> Iterator[str]:
     """Mistakes that only all pairs together show, before overlong pairs are removed."""
-    given = config.preferences
-    folds = [each.num_folds for each in config.embedding_models if each.kind != "nearest"]
+    preferences = config.preferences
+    folds = [model.num_folds for model in config.embedding_models if model.kind != "nearest"]
     different = {frozenset((pair.chosen, pair.rejected)) for pair in look.pairs}
     if config.ensemble.embedding_models_vote and len(different) < max(folds, default=0):
         yield (
@@ -276,41 +288,41 @@ def _check_all_pairs(config: RunConfig, look: Look) -> Iterator[str]:
     if config.relabel.rating_margins is not None and not look.report.pairs_by_rating:
         yield "relabel.rating_margins must be none, found it and no pair with a `rating`"
     categories = {pair.category for pair in look.pairs}
-    is_certain = given.split_by == "prompt" or None in categories or len(categories) < 3
-    if is_certain and len(look.pairs) <= (given.max_pairs or len(look.pairs)):
-        shares = {"validation": given.validation_share, "test": given.test_share}
+    is_certain = preferences.split_by == "prompt" or None in categories or len(categories) < 3
+    if is_certain and len(look.pairs) <= (preferences.max_pairs or len(look.pairs)):
+        shares = {"validation": preferences.validation_share, "test": preferences.test_share}
         shares = {"train": 1 - sum(shares.values()), **shares}
-        seed = given.seed + 1000 * config.seed
+        seed = seeded(preferences, config.seed).seed
         try:
-            split_pairs(look.pairs, shares, seed=seed, split_by=given.split_by)
+            split_pairs(look.pairs, shares, seed=seed, split_by=preferences.split_by)
         except SplitError as error:
             yield f"preferences.sources: {error}"
 
 
-def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findings) -> None:
-    given, name = config.preferences, "preferences.demonstrations"
-    sources = [source for _, source in _local(name, given.demonstrations, found)]
+def _check_demonstrations(config: RunConfig, max_rows: int | None, findings: Findings) -> None:
+    preferences, name = config.preferences, "preferences.demonstrations"
+    sources = [source for _, source in _local(name, preferences.demonstrations, findings)]
     if sources:
         try:
-            load_demonstrations(sources, Shaping("<end>"), given.on_bad_rows, max_rows)
+            load_demonstrations(sources, Shaping("<end>"), preferences.on_bad_rows, max_rows)
         except PreferenceDataError as error:
-            found.mistakes += _listed(name, error.bad_rows)
+            findings.mistakes += _listed(name, error.bad_rows)
 
 
-def _check_file(name: str, source: str, read: Callable[[Source], object], found: Findings) -> None:
+def _file_mistakes(name: str, source: str, read: Callable[[Source], object]) -> Iterator[str]:
+    path = Path(source).expanduser()
     if is_remote(source):
         return
-    path = Path(source).expanduser()
     if not path.exists():
-        found.mistakes.append(_absent(name, source))
+        yield _absent(name, source)
         return
     try:
         read(Source(str(path), name=path.name))
     except PreferenceDataError as error:
-        found.mistakes += [f"{name}: {row.describe()}" for row in listed(error.bad_rows)]
+        yield from (f"{name}: {row.describe()}" for row in listed(error.bad_rows))
 
 
-def _check_constitution(name: str, source: str, found: Findings) -> None:
+def _constitution_mistakes(name: str, source: str) -> Iterator[str]:
     path = Path(source).expanduser()
     if is_remote(source):
         return
@@ -320,74 +332,74 @@ def _check_constitution(name: str, source: str, found: Findings) -> None:
         elif path.is_file():
             parse_constitution(path.read_bytes(), path.name)
         else:
-            found.mistakes.append(f"{_absent(name, source)} or {', '.join(PACKAGED)}")
+            yield f"{_absent(name, source)} or {', '.join(PACKAGED)}"
     except ConstitutionError as error:
-        found.mistakes += [f"{name}: {line}" for line in str(error).splitlines()]
+        yield from (f"{name}: {line}" for line in str(error).splitlines())
     except OSError as error:
-        found.mistakes.append(f"{name}: {source!r} cannot be read: {error.strerror}")
+        yield f"{name}: {source!r} cannot be read: {error.strerror}"
 
 
-def _check_model(name: str, base: str, found: Findings) -> None:
+def _check_model(name: str, base: str, findings: Findings) -> None:
     try:
         if folder_of(base) is not None:
             return
     except ValueError as error:
-        found.missing.append(f"{name}: {error}")
+        findings.missing.append(f"{name}: {error}")
         return
     path = Path(base).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        found.mistakes.append(f"{name}: found no config.json in the folder {base!r}")
+        findings.mistakes.append(f"{name}: found no config.json in the folder {base!r}")
     elif not path.exists() and base.startswith((".", "~", "/")):
-        found.mistakes.append(f"{name}: found nothing at {base!r}; allowed: a folder or a hub id")
+        findings.mistakes.append(
+            f"{name}: found nothing at {base!r}; allowed: a folder or a hub id"
+        )
 
 
-def _check_reward_model(name: str, folder: Path, found: Findings) -> None:
-    """Of a model that is a folder here, that it is a reward model of weights that are only data."""
+def _reward_model_mistakes(folder: Path) -> Iterator[str]:
+    """A model in a local folder must be a reward model, with weights that run no code."""
+    name = "ensemble.reward_models"
     if not (folder / "config.json").is_file():
         return
     try:
         values = json.loads((folder / "config.json").read_bytes())
         labels = len(values["id2label"]) if "id2label" in values else values.get("num_labels", 2)
     except (ValueError, TypeError, AttributeError) as error:
-        found.mistakes.append(f"{name}: {folder / 'config.json'} is no model's: {error}")
+        yield f"{name}: {folder / 'config.json'} is no model's: {error}"
         return
     if labels != 1:
-        found.mistakes.append(
-            f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
-        )
+        yield f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
     if not any(folder.glob("*.safetensors")):
-        found.mistakes.append(
+        yield (
             f"{name}: found no *.safetensors in the folder {str(folder)!r}; allowed: weights in "
             "safetensors alone"
         )
 
 
-def _count_layers(name: str, model: ModelConfig, found: Findings) -> int | None:
+def _count_layers(name: str, model: ModelConfig, findings: Findings) -> int | None:
     """The layers of a model that is to be trained; None of one that cannot be, or is not here."""
     try:
         shape = shape_of(model, name)
     except UntrainableError as error:
-        found.mistakes.append(str(error))
+        findings.mistakes.append(str(error))
     except PlanError:
         pass
     else:
-        found.missing += [f"{name}: {each}" for each in missing_files(model)]
+        findings.missing += [f"{name}: {line}" for line in missing_files(model)]
         return shape.num_layers
     return None
 
 
 def _not_installed(config: RunConfig) -> Iterator[str]:
     """Optional packages that trainers need and that are not installed."""
-    trainers = [each for _, each in sections_of(config) if isinstance(each, TrainerConfig)]
-    has_zero = any(each.zero is not None for each in trainers)
-    has_eight_bit = any(each.optimiser == "adamw_8bit" for each in trainers)
-    needs = (
+    trainers = [trainer for _, trainer in sections_of(config) if isinstance(trainer, TrainerConfig)]
+    has_zero = any(trainer.zero is not None for trainer in trainers)
+    has_eight_bit = any(trainer.optimiser == "adamw_8bit" for trainer in trainers)
+    for is_needed, setting, module, extra in (
         (has_zero, "zero", "deepspeed", "deepspeed"),
         (has_eight_bit, "adamw_8bit", "bitsandbytes", "eight-bit"),
-    )
-    for is_needed, what, module, extra in needs:
+    ):
         if is_needed and find_spec(module) is None:
-            yield f"{what} needs {module}, which is not installed: {installation_of(extra)}"
+            yield f"{setting} needs {module}, which is not installed: {installation_of(extra)}"
     for setting in sampled_by_vllm(config)[:1]:
         python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
         if which(python) is None or (python == sys.executable and find_spec("vllm") is None):
@@ -400,7 +412,7 @@ def refuse(mistakes: Sequence[str]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def uncounted_plan(
+def make_uncounted_plan(
     config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
 ) -> Plan | None:
     """The plan of a run on this host; None where the size of its model is unknown.
@@ -423,11 +435,11 @@ def uncounted_plan(
 
 def refuse_too_large(plan: Plan, settings: Settings) -> None:
     """ConfigError if a stage of a plan does not fit on this host."""
-    found = too_large(plan)
-    if found is not None:
+    reason = too_large(plan)
+    if reason is not None:
         host = this_host(settings) or f"{len(settings.gpus)} GPUs"
         raise ConfigError(
-            f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
+            f"{plan.config.recipe} does not fit on this host: {reason}; found {host}. --dry-run "
             "prints the whole plan; docs/how-to/gpu.md says which recipe is for which card"
         )
 

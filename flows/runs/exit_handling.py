@@ -1,4 +1,4 @@
-"""How a command exits on Ctrl-C, on SIGTERM, and when a reader such as `head` closes the pipe."""
+"""The end of a command on Ctrl-C, on SIGTERM, and when a reader such as `head` closes the pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITING = (
 
 
 class _Ending:
-    """What a signal does; `hint` ends its line. `at_once`: without an exception."""
+    """Handlers of the signals; `hint` ends their line. `at_once`: without an exception."""
 
     is_interrupted = False  # of the process, however many of these there are
 
@@ -94,6 +94,6 @@ def exit_on_closed_output() -> Iterator[None]:
         poll.register(sys.stdout.fileno(), 0)  # nothing but what always counts: error, hang-up
         if not poll.poll(0):
             raise
-        # What is left to write would fail once more when Python ends.
+        # A later write, when Python ends, would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)

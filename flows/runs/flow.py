@@ -42,7 +42,7 @@ class PlainParametersFlow(Flow[P, R]):
     """A flow that refuses unknown parameters, and references to blocks in others."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """As Prefect's own, which calls it before it says that the run is running.
+        """Prefect's method, which it calls before the run is Running.
 
         ParameterTypeError for a parameter that is none of the flow's or refers to a block.
         """
@@ -62,24 +62,21 @@ class PlainParametersFlow(Flow[P, R]):
 
 
 def flow(name: str, subject: str = "{recipe}") -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Make a function a flow, with the task runner of them all.
+    """Decorate a function that is a flow.
 
-    subject: with the flow's name, what its run is named until its configuration is known.
+    subject: ends the name that its run has until the configuration is known.
     """
-
-    def made(function: Callable[P, R]) -> Flow[P, R]:
-        return PlainParametersFlow(
-            function, name=name, flow_run_name=f"{name}-{subject}", task_runner=task_runner()
-        )
-
-    return made
+    run_name = f"{name}-{subject}"
+    return lambda function: PlainParametersFlow(
+        function, name=name, flow_run_name=run_name, task_runner=task_runner()
+    )
 
 
 _checked_by_prefect = flow_engine._flow_parameters
 
 
 def _flow_parameters(flow: Flow[..., Any], flow_run: Any, parameters: Any) -> dict[str, Any]:
-    """As Prefect's own, which raises for unknown parameters before there is a flow run to fail."""
+    """Prefect's function, which raises for unknown parameters before a flow run exists."""
     if parameters or flow_run is None or not isinstance(flow, PlainParametersFlow):
         return _checked_by_prefect(flow, flow_run, parameters)
     return {**get_parameter_defaults(flow.fn), **flow_run.parameters}
@@ -119,7 +116,7 @@ class ThreadRunner(ThreadPoolTaskRunner):
         self._submitted: list[PrefectConcurrentFuture[Any]] = []
 
     def submit(self, *arguments: Any, **keywords: Any) -> PrefectConcurrentFuture[Any]:
-        """As Prefect's own."""
+        """Prefect's method; the future is noted."""
         future = super().submit(*arguments, **keywords)
         self._submitted.append(future)
         return future
@@ -128,10 +125,10 @@ class ThreadRunner(ThreadPoolTaskRunner):
         """Wait for the threads. A flow that fails raises nothing here; one that is stopped does."""
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
-            cancel_tasks([each.task_run_id for each in self._submitted if _is_left(each)])
+            cancel_tasks([f.task_run_id for f in self._submitted if _is_unfinished(f)])
 
 
-def _is_left(future: PrefectConcurrentFuture[Any]) -> bool:
+def _is_unfinished(future: PrefectConcurrentFuture[Any]) -> bool:
     """Whether the task of a future whose thread has ended did not get to an end."""
     with suppress(CancelledError):  # nor to a beginning: Prefect's server knows nothing of it
         future.wait()

@@ -40,9 +40,9 @@ from trimtab.flows.pipeline.run import Run, judgement_of_round, resources_of, ro
 from trimtab.flows.runs.checks import (
     Findings,
     check_installed,
+    make_uncounted_plan,
     refuse,
     refuse_too_large,
-    uncounted_plan,
 )
 from trimtab.flows.runs.exit_handling import is_interrupted
 from trimtab.flows.runs.flow import flow
@@ -68,7 +68,7 @@ logger = logging.getLogger("trimtab")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
-# What forms say of the parameters that the flows of the experiment share.
+# Descriptions of the parameters that the flows of the experiment share, for their forms.
 RECIPE_IN_FORM = """\
 Settings to start from: model, data and size. Whole, on two cores: smoke (checks the
             installation) takes 1 min, default (the demo) 5 min, hh-smollm2 (Anthropic's HH pairs
@@ -109,7 +109,7 @@ def experiment_flow(
                 run.review = partial(review_labels, tracked=tracked, name=run.name, about=page)
             champion = stages(run)
             numbers = finish_run(run, tracked, champion, run_name)
-        state: dict[str, object] = answered(numbers)
+        state: dict[str, object] = completed_state(numbers)
         return state
 
     run_stages.__doc__ = about + PARAMETERS.format(recipe=recipe_about)
@@ -121,12 +121,12 @@ def experiment_flow(
 def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:
     """Check what a worker's run needs before its first stage.
 
-    Raises AccessError for what it may not read or ask, and for files that are not there;
-    ConfigError for a flow that the configuration is not for, where it cannot be suspended as it is
-    asked to, for a review that the store does not give it, for models and packages that are not
-    installed here and, where the `flow` is given, for stages that do not fit on this host. On your
-    own machine and on a Dask cluster no more than access, flow and suspension is looked at: the
-    command line has checked more, and stages run elsewhere.
+    Raises AccessError for what it may not read or ask, and for missing files; ConfigError for a
+    flow that the configuration is not for, for a suspension that the flow does not have, for a
+    review that the store does not give it, for models and packages that are not installed here and,
+    with `flow`, for stages that do not fit on this host. On a person's machine and on a Dask
+    cluster only access, flow and suspension are checked: the command line has checked more, and
+    stages run elsewhere.
     """
     require_flow(config, flow)
     require_resumable(config, flow)
@@ -135,14 +135,14 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
     if access_of_run() is None or settings.dask is not None:
         return
     require_files(config)
-    found = Findings()
+    findings = Findings()
     try:
         require_review(config.relabel.review)
     except ValueError as error:
-        found.mistakes.append(f"relabel.review: {error}")
-    check_installed(config, found)
-    refuse([*found.mistakes, *found.missing])
-    plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
+        findings.mistakes.append(f"relabel.review: {error}")
+    check_installed(config, findings)
+    refuse([*findings.mistakes, *findings.missing])
+    plan = make_uncounted_plan(config, flow, settings, num_seeds) if flow else None
     if plan is not None:
         refuse_too_large(plan, settings)
         board.expect(plan.costs())  # of which a stage's line is the nth
@@ -158,17 +158,17 @@ def _name_flow_run(config: RunConfig, name: RunName, commit: str | None) -> None
     _tag_flow_run(tags, RUN_TAGS, name.name)
 
 
-def answered(numbers: Mapping[str, Any]) -> Any:
-    """The state that Prefect makes the run's own: the answer, and where the report is.
+def completed_state(numbers: Mapping[str, Any]) -> Any:
+    """The state that the flow run ends in, with the answer, the report's place, and the numbers.
 
-    Its data is what the flow returns. The answer is a tag of the run, too, to filter by.
+    The answer is a tag of the run, too, to filter by.
     """
     if verdict := numbers.get("verdict"):
         _tag_flow_run({f"verdict:{verdict}"}, ["verdict"])
     answer = str(verdict or numbers.get("answer") or "")
-    said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
-    said += f"{numbers['approval']}. " if "approval" in numbers else ""
-    state: Any = Completed(message=f"{said}Report: {page_of(numbers)}", data=dict(numbers))
+    message = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
+    message += f"{numbers['approval']}. " if "approval" in numbers else ""
+    state: Any = Completed(message=f"{message}Report: {page_of(numbers)}", data=dict(numbers))
     return state
 
 
@@ -181,9 +181,9 @@ def _tag_flow_run(tags: set[str], kinds: Sequence[str], name: str | None = None)
     """Give the flow run tags in the place of those of these kinds, and a name."""
     with get_client(sync_client=True) as client:
         identity = UUID(str(flow_run.id))
-        has = client.read_flow_run(identity).tags
-        kept = {tag for tag in has if tag.partition(":")[0] not in kinds}
-        client.update_flow_run(identity, name=name, tags=sorted(kept | tags))
+        old = client.read_flow_run(identity).tags
+        others = {tag for tag in old if tag.partition(":")[0] not in kinds}
+        client.update_flow_run(identity, name=name, tags=sorted(others | tags))
 
 
 @cache
@@ -191,7 +191,7 @@ def _commit() -> str | None:
     """The git commit of Trimtab's code; None where that is no checkout."""
     path = Path(__file__).resolve()
     git = ["git", "-C", str(path.parent)]
-    env = {name: own for name, own in os.environ.items() if not name.startswith("GIT_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         # Installed inside of another project's checkout it is no file of that.
         for command in (["ls-files", "--error-unmatch", path.name], ["rev-parse", "HEAD"]):
@@ -204,11 +204,11 @@ def _commit() -> str | None:
 
 
 def report_about(name: RunName, reviewed: str = "") -> dict[str, Any]:
-    """Whose report a flow's report is, and how it was made: as `export_report` takes it.
+    """The run that a report is of, and its origin: as `export_report` takes it.
 
-    reviewed: what came of a person's review of the labels.
+    reviewed: the outcome of a person's review of the labels, in words.
     """
-    made = {
+    origin = {
         "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "version": trimtab.__version__,
         "host": socket.gethostname(),
@@ -216,7 +216,7 @@ def report_about(name: RunName, reviewed: str = "") -> dict[str, Any]:
         "command": name.command,
         "reviewed": reviewed,
     }
-    return {**name.about, "made": made}
+    return {**name.about, "made": origin}
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def _cancel() -> None:
 
 
 def _suspended_tags() -> dict[str, str]:
-    """What MLflow says of the run of a start that ended because its flow run was suspended."""
+    """Tags of the MLflow run of a start that ended because its flow run was suspended."""
     at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     address = flow_run_tags().get(FLOW_RUN_URL)
     of = f"[Its flow run]({address})" if address else "Its flow run"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from pydantic import ValidationError
 
@@ -82,22 +82,22 @@ class Plan:
             yield list(rows)
 
     def costs(self) -> dict[str, list[float]]:
-        """What the stages of all seeds cost, by the stage's name: seconds on some machine.
+        """Costs of the stages of all seeds, by the stage's name: seconds on some machine.
 
         For shares of the whole, not for how long it takes: its operations, and what a stage takes
         however small it is. The last stage writes the page.
         """
-        found = defaultdict[str, list[float]](list)
+        costs = defaultdict[str, list[float]](list)
         for row in self.rows:
             size = row.inputs.shape.policy_parameters
             more = 2 * size * (SAMPLED_AS_PASSED - 1) * row.work.sampled_tokens
             cost = SECONDS_OF_A_STAGE + (row.operations + more) / OPERATIONS_A_SECOND
-            found[row.stage.stage] += self.times(row) * [cost]
-        found["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
-        return dict(found)
+            costs[row.stage.stage] += self.times(row) * [cost]
+        costs["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
+        return dict(costs)
 
     def times(self, row: PlanRow) -> int:
-        """How often a stage runs in all seeds."""
+        """The number of runs of a stage in all seeds."""
         return 1 if row.stage.stage in ONCE else self.num_seeds
 
     def gpu_hours(self, rows: Iterable[PlanRow], card: Card) -> Range:
@@ -116,7 +116,7 @@ class Plan:
         return tensors + self.machine.overhead(row.work.num_ranks)
 
     def largest_at_once(self, rows: Sequence[PlanRow]) -> list[PlanRow]:
-        """Of stages that may run at once, those that share one device and take most of it."""
+        """Stages that may share one device, the largest of those that run at once."""
         return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
 
 
@@ -127,36 +127,30 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     """
     run = PlannedRun(config)
     getattr(experiment, flow.replace("-", "_"))(run)
-    shape = shape_of(config.sft.model)
-    amounts = _amounts(config)
-    roles: dict[int, list[str]] = {}
+    shape, limit = shape_of(config.sft.model), config.sft.model.max_length
+    if config.is_synthetic:
+        amounts = amounts_of_world(config.world, config.comparisons, limit)
+    else:
+        amounts = amounts_of_preferences(config.preferences, limit)
+    stages: dict[int, tuple[PlannedStage, list[str]]] = {}
     for role, stage in run.roles.items():
-        roles.setdefault(id(stage), []).append(role)
-    stages = {id(stage): stage for stage in run.roles.values()}
+        stages.setdefault(id(stage), (stage, []))[1].append(role)
     rows = []
-    for key, stage in stages.items():
-        # The model of a stage that starts from a base of its own is that one.
+    for stage, roles in stages.values():
+        # The model of a stage that starts from another base is that one.
         policies = [stage, *stages_in(stage.inputs.get("policy"))]
-        bases = [shape_of(each.config.model) for each in policies if each.stage == "sft"]
+        bases = [shape_of(policy.config.model) for policy in policies if policy.stage == "sft"]
         inputs = _stage_inputs(stage, bases[0] if bases else shape, amounts, machine)
         work = work_of(stage.stage, stage.config, inputs)
-        rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
+        rows.append(PlanRow(tuple(roles), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
     return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
-
-
-def _amounts(config: RunConfig) -> Amounts:
-    limit = config.sft.model.max_length
-    if config.is_synthetic:
-        return amounts_of_world(config.world, config.comparisons, limit)
-    return amounts_of_preferences(config.preferences, limit)
 
 
 def _stage_inputs(
     stage: PlannedStage, shape: ModelShape, amounts: Amounts, machine: Machine
 ) -> StageInputs:
-    given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
-    heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
+    scorers = [stages_in(stage.inputs.get(name)) for name in ("scorer", "safety_scorer")]
     labels = stage.inputs.get("pairs")
     if labels is not None:
         share = labels.config.keep_to - labels.config.keep_from
@@ -166,16 +160,16 @@ def _stage_inputs(
     return StageInputs(
         shape,
         amounts,
-        scorer_heads=tuple(heads),
+        scorer_heads=tuple(map(_num_heads, chain.from_iterable(scorers))),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
         num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,
-        sampled=tuple(each.config for each in stages_in(stage.inputs.get("responses"))),
+        sampled=tuple(answers.config for answers in stages_in(stage.inputs.get("responses"))),
         num_policies=len(stages_in(stage.inputs.get("evaluations"))),
         has_gpus=machine.has_gpus,
-        revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
+        revised=next((revise.config for revise in stages_in(stage.inputs.get("revisions"))), None),
     )
 
 

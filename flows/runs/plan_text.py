@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trimtab.models.config.judge import endpoints_of
+from trimtab.models.config.judge import EndpointConfig, endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.estimates.hours import (
     SECONDS_A_LAYER,
@@ -85,7 +86,7 @@ CATEGORY_ASSUMPTIONS = {
 
 
 def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
-    """The whole plan, a text of several tables; `notes` stand before its warnings."""
+    """The plan as a text of several tables; `notes` stand before its warnings."""
     shape, base = plan.shape, plan.config.sft.model.base
     seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
     if plan.machine.has_gpus:
@@ -116,30 +117,29 @@ def _work_table(plan: Plan) -> str:
         for row in plan.rows
     ]
     total = sum((row.work for row in plan.rows), Work())
-    headings = (heading for heading, *_ in WORK_COLUMNS)
-    return table(
-        ["step", "role", "stage", "examples", *headings],
-        [*rows, ["", "total", "", "", *cells(total)]],
-        texts=(1, 2),
-    )
+    header = ["step", "role", "stage", "examples", *(heading for heading, *_ in WORK_COLUMNS)]
+    return table(header, [*rows, ["", "total", "", "", *cells(total)]], texts=(1, 2))
 
 
 def _memory_table(plan: Plan) -> str:
     rows = []
-    for same in _group_by_peak([row for row in plan.rows if row.work.phases]):
-        phase, memory = same[0].work.peak
+    for alike in _group_by_peak(row for row in plan.rows if row.work.phases):
+        phase, memory = alike[0].work.peak
         cells = [size(getattr(memory, field)) for _, field in MEMORY_COLUMNS]
-        rows.append([phase, count(same[0].work.parameters), *cells, _names(same)])
-    headings = (heading for heading, _ in MEMORY_COLUMNS)
-    header = ["peak in", "parameters", *headings, "roles"]
+        rows.append([phase, count(alike[0].work.parameters), *cells, _names(alike)])
+    header = ["peak in", "parameters", *(heading for heading, _ in MEMORY_COLUMNS), "roles"]
     return table(header, rows, texts=(0, len(header) - 1))
 
 
 def _group_by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
-    """Rows that need the same memory for the same thing, in order of first appearance."""
-    groups: dict[Any, list[PlanRow]] = {}
+    """Rows of the same peak and number of parameters, in order of first appearance."""
+    return _group(rows, lambda row: (row.work.peak, row.work.parameters))
+
+
+def _group(rows: Iterable[PlanRow], key: Callable[[PlanRow], Hashable]) -> list[list[PlanRow]]:
+    groups: dict[Hashable, list[PlanRow]] = defaultdict(list)
     for row in rows:
-        groups.setdefault((row.work.peak, row.work.parameters), []).append(row)
+        groups[key(row)].append(row)
     return list(groups.values())
 
 
@@ -148,16 +148,11 @@ def _gpu_time(plan: Plan) -> list[str]:
     cards = plan.machine.cards
     if not cards:
         return []
-    groups: dict[Any, list[PlanRow]] = {}
-    for row in plan.rows:
-        if row.operations:
-            groups.setdefault((row.stage.stage, row.operations), []).append(row)
+    computing = (row for row in plan.rows if row.operations)
+    groups = _group(computing, lambda row: (row.stage.stage, row.operations))
     lines = [
-        (name, *(shown_hours(plan.gpu_hours(rows, card)) for card in cards))
-        for name, rows in [
-            *((_names(rows), rows) for rows in groups.values()),
-            ("total", plan.rows),
-        ]
+        (name, *(hours_text(plan.gpu_hours(rows, card)) for card in cards))
+        for name, rows in [*((_names(rows), rows) for rows in groups), ("total", plan.rows)]
     ]
     header = ("roles", *(card.name for card in cards))
     sources = [f"{card.name}: {rate_of(card).source}" for card in cards]
@@ -168,7 +163,7 @@ def _gpu_time(plan: Plan) -> list[str]:
     ]
 
 
-def shown_hours(hours: Range) -> str:
+def hours_text(hours: Range) -> str:
     """Hours from the least to the most."""
     return " to ".join(
         f"{value:,.0f}" if value >= 10 else f"{value:.{1 if value >= 1 else 2}f}"
@@ -240,13 +235,13 @@ def _machine(plan: Plan) -> list[str]:
     if not machine.has_gpus:
         return lines
     for rows in plan.parallel:
-        each = max(row.work.num_ranks for row in rows)
-        at_once = max(1, machine.num_devices // each)
+        ranks = max(row.work.num_ranks for row in rows)
+        at_once = max(1, machine.num_devices // ranks)
         waves = -(-len(rows) // at_once)
-        if len(rows) * each > 1:
+        if len(rows) * ranks > 1:
             lines.append(
                 f"step {rows[0].stage.step}: {_names(rows)}{' at once' * (len(rows) > 1)}, on "
-                f"{min(each * min(len(rows), at_once), machine.num_devices)} of "
+                f"{min(ranks * min(len(rows), at_once), machine.num_devices)} of "
                 f"{machine.num_devices} GPUs" + (f" in {waves} waves" if waves > 1 else "")
             )
     return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
@@ -269,19 +264,20 @@ def _largest_need(plan: Plan) -> str:
 
 def _too_large_for_a_gpu(plan: Plan) -> list[str]:
     lines = []
-    for same in _group_by_peak(plan.rows):
-        phase, ranks = same[0].work.peak[0], same[0].work.num_ranks
+    for alike in _group_by_peak(plan.rows):
+        first = alike[0]
+        phase, ranks = first.work.peak[0], first.work.num_ranks
         if ranks > plan.machine.num_devices:
             lines.append(
-                f"TOO FEW GPUS: {_names(same)}. Its {ranks} ranks (num_ranks) take one each, there "
-                f"are {plan.machine.num_devices}"
+                f"TOO FEW GPUS: {_names(alike)}. Its {ranks} ranks (num_ranks) take one each, "
+                f"there are {plan.machine.num_devices}"
             )
-        left = plan.machine.memory - plan.needed(same[0])
-        where = f"{_names(same)}. {size(plan.needed(same[0]))} in the phase `{phase}`"
+        left = plan.machine.memory - plan.needed(first)
+        where = f"{_names(alike)}. {size(plan.needed(first))} in the phase `{phase}`"
         if phase and left < 0:
             lines.append(
                 f"DOES NOT FIT on one GPU: {where}, a GPU has {size(plan.machine.memory)}. "
-                f"{_remedy(plan, same[0])}"
+                f"{_remedy(plan, first)}"
             )
         elif phase and left < plan.machine.margin:
             lines.append(
@@ -305,7 +301,7 @@ def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
 
 
 def _remedy(plan: Plan, row: PlanRow) -> str:
-    """What would make a stage fit on the plan's GPUs."""
+    """Settings or GPUs with which a stage would fit."""
     trainer, gpus = trainer_of(row.stage.config), plan.machine.num_devices
     if trainer is None:
         return "Nothing is trained in it: it needs GPUs with more memory, or a smaller model"
@@ -318,12 +314,12 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
     room = plan.machine.memory - plan.machine.overhead(gpus)
     prefix = "" if trainer is row.stage.config else "train."
-    whole = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
+    optimiser = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
     for stage, (_, memory) in parts.items():
         if memory.total <= room:
             return (
                 f"It needs ZeRO stage {stage} over {gpus} GPUs ({size(memory.total)} each): "
-                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}{whole}"
+                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}{optimiser}"
             )
     stage, (phase, memory) = max(parts.items())
     return (
@@ -392,16 +388,14 @@ def _names(rows: Iterable[PlanRow]) -> str:
 
 
 def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
-    """What the stages that ask an endpoint may spend in all seeds together, a line each."""
-    asking: dict[Hashable, list[PlannedStage]] = {}
+    """A line for each endpoint and stage that asks it: its limits in all seeds together."""
+    numbers: Counter[tuple[str, Hashable, EndpointConfig]] = Counter()
     for stage in filter(_asks, stages):
-        one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None
-        endpoint = next(endpoints_of(stage.config))
-        asking.setdefault((stage.stage, one_for_all_seeds, endpoint), []).append(stage)
+        is_shared = stage.stage == "judge_answers"  # one for all seeds
+        key = (stage.stage, stage.config if is_shared else None, next(endpoints_of(stage.config)))
+        numbers[key] += 1 if is_shared else num_seeds
     lines = []
-    for found in asking.values():
-        name, endpoint = found[0].stage, next(endpoints_of(found[0].config))
-        number = len(found) * (1 if name == "judge_answers" else num_seeds)
+    for (name, _, endpoint), number in numbers.items():
         limits = endpoint.limits_in_words
         spends = f"all may spend {limits}" if limits else "no limit is given"
         lines.append(f"{number} x {name} asks the endpoint's {endpoint.model}: {spends}")
@@ -418,16 +412,17 @@ def _asks(stage: PlannedStage) -> bool:
 
 def names(roles: Iterable[str]) -> str:
     """Roles as one text; those numbered one after another as `member_0…9`."""
-    found: list[str] = []
+    texts: list[str] = []
     last: tuple[str, int] | None = None
     for role in roles:
-        stem, number = role.rstrip("0123456789"), role[len(role.rstrip("0123456789")) :]
-        if last is not None and number and last == (stem, int(number) - 1):
-            found[-1] = found[-1].partition("…")[0] + f"…{number}"
+        stem = role.rstrip("0123456789")
+        number = role.removeprefix(stem)
+        if number and last == (stem, int(number) - 1):
+            texts[-1] = texts[-1].partition("…")[0] + f"…{number}"
         else:
-            found.append(role)
+            texts.append(role)
         last = (stem, int(number)) if number else None
-    return ", ".join(found)
+    return ", ".join(texts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[int]) -> str:
@@ -444,7 +439,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collectio
 
 
 def bullets(lines: Sequence[str]) -> str:
-    """Each a paragraph with a dash before it."""
+    """A paragraph for each line, with a dash before it."""
     return "\n".join(
         textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines
     )

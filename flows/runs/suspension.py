@@ -4,7 +4,7 @@ A suspended flow run's process has ended; it holds no GPU slot, lock or place in
 page asks for the answer by a form; *Resume* there, or the API, has a worker start the flow again
 from its beginning, where it finds its stages in the store and the answer with Prefect.
 
-What was made of an answer is kept with the flow run too, under `<key>-used`: a run that crashes
+The result of an answer is stored with the flow run too, under `<key>-used`: a run that crashes
 later asks nobody again, although Prefect then forgets which suspensions there have been.
 """
 
@@ -42,7 +42,7 @@ from trimtab.tasks.registry import REJECTED, Approval, RegisteredRun, champion_t
 from trimtab.tasks.report_export import export_audit
 from trimtab.tasks.sources import keep_review
 
-# What each flow may be suspended for; others cannot be.
+# The reasons for which a flow may be suspended; others have none.
 SUSPENDED_FOR = {
     "rlhf": (REVIEW, APPROVAL),
     "policy": (REVIEW, APPROVAL),
@@ -89,12 +89,11 @@ class ChampionApproval(RunInput):
 
 
 def require_resumable(config: RunConfig, flow: str | None) -> None:
-    """ConfigError where the flow run cannot be suspended for what its configuration asks."""
-    asked = suspensions_of(config)
-    if asked and deployment.id is None:
+    """ConfigError where the flow run cannot be suspended although its configuration says so."""
+    if deployment.id is None:
         refuse_suspension(config)
     allowed = SUSPENDED_FOR.get(flow or "", ())
-    for name in asked:
+    for name in suspensions_of(config):
         if name not in allowed:
             raise ConfigError(
                 f"{name}: found true for the flow {flow or 'study'}, which does not wait for that; "
@@ -104,18 +103,18 @@ def require_resumable(config: RunConfig, flow: str | None) -> None:
 
 def other_that_waits() -> str | None:
     """Another run of this deployment with the same parameters that is suspended: its name."""
-    own = FlowRunContext.get()
-    if own is None or own.flow_run is None or own.flow_run.deployment_id is None:
+    context = FlowRunContext.get()
+    run = context and context.flow_run
+    if run is None or run.deployment_id is None:
         return None
     with get_client(sync_client=True) as client:
         paused = client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": ["PAUSED"]}}}),
             deployment_filter=DeploymentFilter.model_validate(
-                {"id": {"any_": [own.flow_run.deployment_id]}}
+                {"id": {"any_": [run.deployment_id]}}
             ),
         )
-    alike = [each.name for each in paused if each.parameters == own.flow_run.parameters]
-    return alike[0] if alike else None
+    return next((other.name for other in paused if other.parameters == run.parameters), None)
 
 
 def ask(
@@ -125,36 +124,38 @@ def ask(
     hours: float | None,
     use: Callable[[Form], dict[str, str]],
 ) -> dict[str, str]:
-    """What `use` makes of a person's answer, and when that came (`at`).
+    """The result of `use` on a person's answer, with the time of the answer (`at`).
 
     Until there is an answer the flow run is suspended: this process ends by prefect.exceptions.
-    Pause. One that `use` refuses by a ValueError is asked for again, with what that said.
+    Pause. If `use` refuses it by a ValueError, the form is shown again, with that text.
 
-    key: tells what is asked about; letters, digits and dashes. describe: the form's Markdown.
-    hours: how long to wait; then the flow run is Failed.
+    key: of the question; letters, digits and dashes. describe: the form's Markdown. hours: how long
+    to wait; then the flow run is Failed.
     """
-    kept: Any = read_flow_run_input(f"{key}-used")
-    if kept is not None:
-        return {str(name): str(value) for name, value in kept.items()}
+    used: Any = read_flow_run_input(f"{key}-used")
+    if used is not None:
+        return {str(name): str(value) for name, value in used.items()}
     seconds = None if hours is None else max(1, round(hours * 3600))
     refused = ""
     for number in count(1):
-        this = f"{key}-{number}"
-        found: Any = filter_flow_run_input(keyset_from_base_key(f"suspended-{this}")["response"])
-        if not found:  # or somebody had the run start again without an answer
-            asked = form.with_initial_data(f"{refused}{describe()}")
+        question = f"{key}-{number}"
+        answers: Any = filter_flow_run_input(
+            keyset_from_base_key(f"suspended-{question}")["response"]
+        )
+        if not answers:  # or somebody had the run start again without an answer
+            shown = form.with_initial_data(f"{refused}{describe()}")
             with suppress(ValidationError):  # of an answer without fields
-                suspend_flow_run(wait_for_input=asked, key=this, timeout=seconds)
+                suspend_flow_run(wait_for_input=shown, key=question, timeout=seconds)
             continue
         try:
-            used = use(form(**found[0].decoded_value))
+            used = use(form(**answers[0].decoded_value))
         except ValueError as error:
             logger.warning("the answer is asked for again: %s", error)
             # A block of Markdown's that nothing in the text ends.
             fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", str(error)))])
             refused = f"**The last answer cannot be used.**\n\n{fence}\n{error}\n{fence}\n\n"
         else:
-            used["at"] = f"{found[0].created:%Y-%m-%d %H:%M} UTC"
+            used["at"] = f"{answers[0].created:%Y-%m-%d %H:%M} UTC"
             create_flow_run_input(f"{key}-used", used)
             return used
     raise AssertionError  # numbers have no end
@@ -170,28 +171,28 @@ def review_labels(run: Run, tracked: TrackedRun, name: str, about: Mapping[str, 
 
     def describe() -> str:
         page = export_audit(tracked, audit, name, about)
-        tracked.tracking.background.wait()  # whoever is asked finds the page there
-        return _on_labels(name, page, audit.summary)
+        tracked.tracking.background.wait()  # the page is there before anybody is asked
+        return _labels_question(name, page, audit.summary)
 
     def use(answer: LabelReview) -> dict[str, str]:
-        kept = keep_review(answer.verdicts, answer.file, pairs)
-        return {"review": kept or "", "by": answer.reviewer.strip()}
+        stored = keep_review(answer.verdicts, answer.file, pairs)
+        return {"review": stored or "", "by": answer.reviewer.strip()}
 
     key = f"review-{pairs.digest[:12]}"
-    given = ask(LabelReview, key, describe, run.config.suspend.timeout_hours, use)
-    by = f"by {given['by']}, {given['at']}"
-    run.reviewed = f"Labels reviewed {by}" + ("" if given["review"] else ": left as they were")
-    tags = {f"trimtab.review.{each}": given[each] for each in ("by", "at")}
-    tracked.log(tags={**tags, "trimtab.review": given["review"] or "none"})
-    if given["review"]:
-        relabel = run.config.relabel.model_copy(update={"review": given["review"]})
+    answer = ask(LabelReview, key, describe, run.config.suspend.timeout_hours, use)
+    review, by, at = answer["review"], answer["by"], answer["at"]
+    run.reviewed = f"Labels reviewed by {by}, {at}" + ("" if review else ": left as they were")
+    tags = {"trimtab.review.by": by, "trimtab.review.at": at, "trimtab.review": review or "none"}
+    tracked.log(tags=tags)
+    if review:
+        relabel = run.config.relabel.model_copy(update={"review": review})
         run.config = run.config.model_copy(update={"relabel": relabel})
         relabel_and_audit(run, " as reviewed")
 
 
-def _on_labels(name: str, page: str, audit: Mapping[str, Any]) -> str:
-    found = f"{audit['num_looks_wrong']} of {audit['num_pairs']} pairs look wrong"
-    return f"""**Labels of {name}: {found}.**
+def _labels_question(name: str, page: str, audit: Mapping[str, Any]) -> str:
+    wrong = f"{audit['num_looks_wrong']} of {audit['num_pairs']} pairs look wrong"
+    return f"""**Labels of {name}: {wrong}.**
 
 1. Give verdicts on pairs on the {_linked("audit page", page)}.
 2. *Download* there gives `review.jsonl`: paste its text below, or name the file.
@@ -217,17 +218,16 @@ def approval_of(
 
     def use(answer: ChampionApproval) -> dict[str, str]:
         decision = REJECTED if answer.decision == "reject" else "approved"
-        return {
-            "decision": decision,
-            "reason": answer.reason.strip(),
-            "by": answer.reviewer.strip(),
-        }
+        reason, by = answer.reason.strip(), answer.reviewer.strip()
+        return {"decision": decision, "reason": reason, "by": by}
 
-    describe = partial(_on_champion, run, standing, judged, page)
+    describe = partial(_champion_question, run, standing, judged, page)
     return Approval(**ask(ChampionApproval, key, describe, config.timeout_hours, use))
 
 
-def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], page: str) -> str:
+def _champion_question(
+    run: RegisteredRun, standing: str, judged: Mapping[str, Any], page: str
+) -> str:
     rows = outcomes_by_judge(judged)
     lines = [list(rows[0]), ["---" for _ in rows[0]], *([*row.values()] for row in rows)]
     table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -53,7 +53,7 @@ class Running:
 
     def trimtab(self, *arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", "trimtab.flows.cli.cli", *arguments],
+            [sys.executable, "-m", "trimtab", *arguments],
             env=dict(self.environment),
             check=True,
             stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ class Running:
     def trimtab_started(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """A command under way, with variables of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "trimtab.flows.cli.cli", *arguments],
+            [sys.executable, "-m", "trimtab", *arguments],
             env={**self.environment, **environment},
         )
 
@@ -257,7 +257,7 @@ def deployed_stack(folder: Path, finished: Callable[[], Path]) -> Deployed:
     with new_stack() as (stack, environment), patch.dict(os.environ, environment, clear=True):
         *servers, _ = stack.services()
         with Supervisor(servers, stack.folder / "logs"):
-            command = [sys.executable, "-m", "trimtab.flows.cli.cli", "deploy", "--gpus", "2"]
+            command = [sys.executable, "-m", "trimtab", "deploy", "--gpus", "2"]
             subprocess.run(command, check=True)
             with patch.dict(os.environ, outside, clear=True):
                 home = finished()

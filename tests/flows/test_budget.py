@@ -18,7 +18,7 @@ from trimtab.flows.audit.budget import (
     voters_for,
 )
 from trimtab.flows.cli.cli import main
-from trimtab.flows.cli.commands import with_budget
+from trimtab.flows.cli.commands import add_budgeted_voters
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.overrides import apply_changes
@@ -165,9 +165,9 @@ def test_pairs_elsewhere_give_no_estimate(settings: Settings) -> None:
 
 def test_a_budget_chooses_the_voters_or_you_do(tmp_path: Path, settings: Settings) -> None:
     own = {"embedding_models": [{"kind": "style"}]}
-    assert with_budget(own, None, settings) == own
+    assert add_budgeted_voters(own, None, settings) == own
     with pytest.raises(ConfigError, match="found --budget 20m and embedding_models"):
-        with_budget(own, "20m", settings)
+        add_budgeted_voters(own, "20m", settings)
 
 
 def test_a_language_model_that_is_not_installed_is_one_error(

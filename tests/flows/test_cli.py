@@ -79,7 +79,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("no_color", "has_color"), [("", True), ("1", False)])
 def test_boxes_and_colours_are_for_terminals(no_color: str, has_color: bool) -> None:
     env = {"NO_COLOR": no_color, "TERM": "xterm-256color", "COLUMNS": "90"}
-    command = ["-m", "trimtab.flows.cli.cli", "--help"]
+    command = ["-m", "trimtab", "--help"]
     piped = _process(*command, env=env)
     assert "\x1b" not in piped and piped.isascii()
     reading, writing = pty.openpty()
@@ -232,12 +232,12 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_shell_can_complete(line: str, expected: list[str]) -> None:
     words = line.split(" ")
     env = {"_TRIMTAB_COMPLETE": "complete_bash", "COMP_WORDS": line}
-    said = _process("-m", "trimtab.flows.cli.cli", env={**env, "COMP_CWORD": str(len(words) - 1)})
+    said = _process("-m", "trimtab", env={**env, "COMP_CWORD": str(len(words) - 1)})
     prefix = "sft.train.zero." if words[-1].endswith(".") else ""
     assert said.split() == [f"{prefix}{each}" for each in expected]
 
 
 def test_a_script_for_completion_is_shown() -> None:
     env = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # which shell runs the tests
-    said = _process("-m", "trimtab.flows.cli.cli", "--show-completion", "bash", env=env)
+    said = _process("-m", "trimtab", "--show-completion", "bash", env=env)
     assert "_TRIMTAB_COMPLETE=complete_bash" in said

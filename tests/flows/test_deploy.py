@@ -28,12 +28,12 @@ from trimtab.flows.deploy import (
     LEFT,
     NOTICE,
     STUCK,
-    _saying,
-    closed_template,
+    _notice_of_silence,
+    close_template,
     deploy,
     notices,
     serve_schema,
-    with_image,
+    set_image,
 )
 from trimtab.flows.rlhf import rlhf
 from trimtab.flows.runs.flow import _schemas
@@ -114,13 +114,13 @@ def test_what_is_deployed() -> None:
 
 def test_a_pool_of_processes_lets_a_run_choose_nothing() -> None:
     template = ProcessWorker.get_default_base_job_template()
-    closed = closed_template(template)
+    closed = close_template(template)
     assert closed["job_configuration"] == {
         "command": ENGINE,
         "stream_output": True,
         "env": HEARTBEATS,
     }
-    assert closed_template(closed) == closed
+    assert close_template(closed) == closed
     errors = validate({"env": {"A": "B"}}, closed["variables"], preprocess=False)
     assert errors and validate({}, closed["variables"], preprocess=False) == []
 
@@ -130,10 +130,10 @@ def test_what_the_operator_has_given_a_pool_stays() -> None:
     properties = template["variables"]["properties"]
     properties["command"]["default"] = "/opt/python -m prefect.engine"
     properties["env"]["default"] = {"HF_HOME": "/srv/hub"}
-    closed = closed_template(template)
+    closed = close_template(template)
     assert closed["job_configuration"]["command"] == "/opt/python -m prefect.engine"
     assert closed["job_configuration"]["env"] == {**HEARTBEATS, "HF_HOME": "/srv/hub"}
-    assert closed_template(closed) == closed
+    assert close_template(closed) == closed
     assert closed["variables"]["properties"] == {}
 
 
@@ -144,7 +144,7 @@ def test_an_image_is_refused_where_runs_are_processes() -> None:
 
 def test_an_image_changes_nothing_else_of_a_pool() -> None:
     template = json.loads(JOB_TEMPLATE.read_text())
-    changed = with_image(template, "trimtab:1")
+    changed = set_image(template, "trimtab:1")
     before, after = json.dumps(template), json.dumps(changed)
     assert after == before.replace('"trimtab:latest"', '"trimtab:1"') != before
 
@@ -157,7 +157,7 @@ def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
     (action,) = told["trimtab: tell of runs in which nothing moves"].actions
     event = {"event": ADVANCED, "resource": {"name": "smoke"}, "payload": {}}
     assert isinstance(action, CallWebhook)
-    for text in (action.payload, _saying(block, STUCK).body):  # type: ignore[union-attr]
+    for text in (action.payload, _notice_of_silence(block, STUCK).body):  # type: ignore[union-attr]
         assert json.loads(render_user_template_sync(text, {"event": event}))["event"] == STUCK
     assert notices(None) == []
 

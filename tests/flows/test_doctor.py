@@ -64,9 +64,9 @@ def test_a_machine_that_runs_the_synthetic_recipes(
     lines = _lines()
     assert lines["smoke"] == Line("ok", "smoke", "trimtab run smoke")
     assert lines["audit"] == Line("ok", "audit", "trimtab audit FILE")
-    assert lines["hh-7b"].mark == "note" and "does not fit" in lines["hh-7b"].found
+    assert lines["hh-7b"].mark == "note" and "does not fit" in lines["hh-7b"].text
     small = lines["hh-qwen-0.5b"]
-    assert small.mark == "note" and "this machine has none: docs/how-to/gpu.md" in small.found
+    assert small.mark == "note" and "this machine has none: docs/how-to/gpu.md" in small.text
     assert not (tmp_path / "home/store").exists()
 
 
@@ -74,15 +74,15 @@ def test_too_little_memory_is_said_of_each_recipe(monkeypatch: pytest.MonkeyPatc
     small = Machine(1, 300 * 2**20, 1, has_gpus=False)
     monkeypatch.setattr(Machine, "this_computer", classmethod(lambda *_: small))
     lines = _lines()
-    assert "does not fit on this machine" in lines["default"].found
-    assert "needs" in lines["default"].found
+    assert "does not fit on this machine" in lines["default"].text
+    assert "needs" in lines["default"].text
 
 
 def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     for name in EXTRAS:
         line = _lines()[name]
-        assert line.mark == "note" and f".[{name}]" in line.found
+        assert line.mark == "note" and f".[{name}]" in line.text
 
 
 @pytest.mark.slow
@@ -110,6 +110,6 @@ def test_a_home_or_store_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TRIMTAB_STORE", "ftp://somewhere")
     monkeypatch.setattr("os.access", lambda *_: False)
     lines = _lines()
-    assert lines["store"].mark == "missing" and "s3://bucket/prefix" in lines["store"].found
-    assert lines["home"].mark == "missing" and "TRIMTAB_HOME" in lines["home"].found
+    assert lines["store"].mark == "missing" and "s3://bucket/prefix" in lines["store"].text
+    assert lines["home"].mark == "missing" and "TRIMTAB_HOME" in lines["home"].text
     assert main(["doctor"]) == 1

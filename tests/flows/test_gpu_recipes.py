@@ -21,7 +21,7 @@ from trimtab.flows.config.recipes import MACHINES, recipe_named
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.runs.plan import make_plan
-from trimtab.flows.runs.plan_text import shown_hours, size, too_large
+from trimtab.flows.runs.plan_text import hours_text, size, too_large
 from trimtab.infra.processes.launch import close_servers
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.stages.world import word_tokenizer
@@ -84,7 +84,7 @@ def test_every_stage_leaves_a_tenth_of_its_card_free(recipe: str) -> None:
 def test_the_page_has_the_plan_s_memory_and_hours(recipe: str) -> None:
     plan = make_plan(recipe_named(recipe), "rlhf", MACHINES[recipe])
     hours = ", ".join(
-        f"{card.name} {shown_hours(plan.gpu_hours(plan.rows, card))}" for card in plan.machine.cards
+        f"{card.name} {hours_text(plan.gpu_hours(plan.rows, card))}" for card in plan.machine.cards
     )
     expected = f" {size(max(map(plan.needed, plan.rows)))} | {hours} |"
     (row,) = re.findall(rf"^\|.* \| `{recipe}` \|.* GiB \|.*$", PAGE.read_text(), re.MULTILINE)

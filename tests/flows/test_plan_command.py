@@ -136,7 +136,7 @@ def test_a_run_that_the_host_cannot_hold_is_refused(
     settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
     config = apply_changes(recipe_named(recipe), parse_overrides(changes))
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
-        plan = checks.uncounted_plan(config, "rlhf", settings)
+        plan = checks.make_uncounted_plan(config, "rlhf", settings)
         if plan is not None:  # of a model whose size is unknown there is none
             checks.refuse_too_large(plan, settings)
 

@@ -37,7 +37,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_exhibits_share_their_stages(submitted: list[str]) -> None:
     config, made = recipe_named("smoke"), {}
     for slug in ("part-2-figure-1", "part-2-figure-7", "part-2-figure-9"):
-        submit_arms(ALL[slug], SharedRun(config, made=made))
+        submit_arms(ALL[slug], SharedRun(config, submitted=made))
     # Two members and, for figure 7, baseline and margin; figure 9 adds the three denoised ones, and
     # the scorer that SFT's answers are measured with is the baseline again.
     assert submitted.count("strength") == 1
@@ -48,7 +48,7 @@ def test_exhibits_share_their_stages(submitted: list[str]) -> None:
 def test_seeds_share_nothing(submitted: list[str]) -> None:
     config, made = recipe_named("smoke"), {}
     for seed in (2, 3):
-        run = SharedRun(config.model_copy(update={"seed": seed}), made=made)
+        run = SharedRun(config.model_copy(update={"seed": seed}), submitted=made)
         submit_arms(ALL["part-2-figure-1"], run)
     assert submitted.count("strength") == 2
     assert submitted.count("reward_model") == 4
@@ -93,7 +93,7 @@ def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:
 def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None:
     run = SharedRun(recipe_named("smoke"))
     submit_arms(ALL[slug], run)
-    assert len(submitted) == len(set(run.made.values()))
+    assert len(submitted) == len(set(run.submitted.values()))
     assert submitted.count("sft") <= 2  # a second one where a policy starts without SFT
 
 

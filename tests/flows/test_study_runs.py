@@ -57,7 +57,7 @@ def _pages(
     """Each exhibit of a paper with its status and the folder of its page."""
     config = apply_changes(recipe_named("smoke"), {"seed": 0, **parse_overrides(SHORT)})
     made: dict[Any, Any] = {}
-    runs = {each: {0: SharedRun(config, made=made)} for each in exhibits_of(paper, "all")}
+    runs = {each: {0: SharedRun(config, submitted=made)} for each in exhibits_of(paper, "all")}
     keys: list[str] = []
 
     def exported(_: None, found: StageResult, *_others: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from trimtab.flows import FLOWS
 from trimtab.flows.cli import terminal
-from trimtab.flows.cli.terminal import _View, shown_live
+from trimtab.flows.cli.terminal import draw, draw_live
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.plan import make_plan
@@ -21,7 +21,7 @@ from trimtab.tasks.board import Board
 
 def _drawn(board: Board) -> list[str]:
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(_View(board))
+    console.print(draw(board))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.rstrip() for line in text.splitlines()]
 
@@ -48,7 +48,7 @@ def test_a_log_s_console_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("CI", raising=False)
     board = Board()
     board.expect({"sft": [1.0]})
-    with shown_live(board):
+    with draw_live(board):
         assert board.is_live and console.soft_wrap
     assert not board.is_live and not console.soft_wrap
     assert "0 of 1 stages" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ def test_without_a_terminal_nothing_is_drawn(without: str, monkeypatch: pytest.M
     if without == "CI":
         monkeypatch.setenv("CI", "true")
     board = Board()
-    with shown_live(board):
+    with draw_live(board):
         assert not board.is_live
 
 

@@ -1,22 +1,17 @@
-"""Recipes: each a function that returns a whole configuration."""
+"""Recipes: each a function that returns a whole configuration.
+
+A recipe is a name in `RecipeName` and a function of that name in one of the modules.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError, unknown_name
-from trimtab.flows.config.recipes.human import (
-    audit,
-    hh_7b,
-    hh_7b_lora,
-    hh_qwen_0_5b,
-    hh_qwen_1_5b_lora,
-    hh_smollm2,
-    ukp_smollm2,
-)
-from trimtab.flows.config.recipes.synthetic import constitutional, default, papers, rlaif, smoke
+from trimtab.flows.config.recipes import human, synthetic
 from trimtab.models.estimates.machine import Machine
 
 RecipeName = Literal[
@@ -33,19 +28,9 @@ RecipeName = Literal[
     "hh-7b-lora",
     "hh-7b",
 ]
+_FUNCTIONS = vars(synthetic) | vars(human)
 RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "smoke": smoke,
-    "default": default,
-    "papers": papers,
-    "rlaif": rlaif,
-    "constitutional": constitutional,
-    "audit": audit,
-    "hh-smollm2": hh_smollm2,
-    "ukp-smollm2": ukp_smollm2,
-    "hh-qwen-0.5b": hh_qwen_0_5b,
-    "hh-qwen-1.5b-lora": hh_qwen_1_5b_lora,
-    "hh-7b-lora": hh_7b_lora,
-    "hh-7b": hh_7b,
+    name: _FUNCTIONS[re.sub("[-.]", "_", name)] for name in get_args(RecipeName)
 }
 # The only flow of a recipe; without an entry it is for all of them.
 ONLY_FLOW = {"audit": "label-audit"}

@@ -64,7 +64,23 @@ def hh_smollm2() -> RunConfig:
     )
     scorer = train.model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
     meta = train.model_copy(update={"learning_rate": 1e-4})
-    ppo = _ppo_on_two_cores()
+    # Gentle, by its rollouts on training prompts: at 2e-5 and 0.05 answers dwindle to nothing.
+    ppo = PPOConfig(
+        num_steps=12,
+        critic_pretrain_steps=2,
+        rollout_batch=16,
+        train_batch=8,
+        rehearsal_unit="response",
+        rehearsal_batch=8,
+        policy_learning_rate=1e-5,
+        critic_learning_rate=1e-4,
+        kl_coef=0.2,
+        max_new_tokens=48,
+        checkpoint_every=4,
+        trainable_layers=6,
+        guard=CollapseConfig(window=4),
+        scoring=ScorersConfig(safety_categories=("harmless",)),
+    )
     return RunConfig(
         recipe="hh-smollm2",
         preferences=PreferencesConfig(
@@ -98,26 +114,6 @@ def hh_smollm2() -> RunConfig:
             ),
         ),
         evaluate=EvaluateConfig(max_new_tokens=48),
-    )
-
-
-def _ppo_on_two_cores() -> PPOConfig:
-    """Gentle, by its rollouts on training prompts: at 2e-5 and 0.05 answers dwindle to nothing."""
-    return PPOConfig(
-        num_steps=12,
-        critic_pretrain_steps=2,
-        rollout_batch=16,
-        train_batch=8,
-        rehearsal_unit="response",
-        rehearsal_batch=8,
-        policy_learning_rate=1e-5,
-        critic_learning_rate=1e-4,
-        kl_coef=0.2,
-        max_new_tokens=48,
-        checkpoint_every=4,
-        trainable_layers=6,
-        guard=CollapseConfig(window=4),
-        scoring=ScorersConfig(safety_categories=("harmless",)),
     )
 
 
@@ -254,15 +250,8 @@ def hh_7b_lora() -> RunConfig:
     As `hh_7b`, but for rates ten times the papers', which is about what adapters take in place of
     all weights (Schulman et al. 2025, LoRA Without Regret), five members, and 40,000 pairs.
     """
-    scorer = _adapters(5e-5)
-    return _single_gpu_recipe(
-        "hh-7b-lora",
-        "mistralai/Mistral-7B-v0.1",
-        scorer,
-        sft=9.5e-5,
-        dpo=1e-5,
-        ppo=5e-6,
-    )
+    scorer, base = _adapters(5e-5), "mistralai/Mistral-7B-v0.1"
+    return _single_gpu_recipe("hh-7b-lora", base, scorer, sft=9.5e-5, dpo=1e-5, ppo=5e-6)
 
 
 def _adapters(learning_rate: float) -> TrainConfig:
@@ -278,24 +267,18 @@ def _adapters(learning_rate: float) -> TrainConfig:
 
 
 def _single_gpu_recipe(
-    recipe: str,
-    base: str,
-    scorer: TrainConfig,
-    *,
-    sft: float,
-    dpo: float,
-    ppo: float,
+    recipe: str, base: str, scorer: TrainConfig, *, sft: float, dpo: float, ppo: float
 ) -> RunConfig:
     """HH with every stage on one GPU; `sft`, `dpo`, `ppo`: learning rates."""
     reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
-    shown = scorer.model_copy(update={"learning_rate": sft, "num_epochs": 2})  # [PPO: 2 epochs]
+    imitation = scorer.model_copy(update={"learning_rate": sft, "num_epochs": 2})  # [PPO: 2 epochs]
     policy = _ppo_of_the_papers(scorer).model_copy(
         update={"policy_learning_rate": ppo, "critic_learning_rate": 3.3 * ppo}
     )
     return RunConfig(
         recipe=recipe,
         preferences=_all_of_hh().model_copy(update={"max_pairs": 40_000}),
-        sft=SFTConfig(model=ModelConfig(base=base, max_length=513), train=shown),
+        sft=SFTConfig(model=ModelConfig(base=base, max_length=513), train=imitation),
         ensemble=EnsembleConfig(size=5, member=RewardModelConfig(train=reward)),
         embedding_models=SENTENCE_MODELS,
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
@@ -306,7 +289,9 @@ def _single_gpu_recipe(
         **budget_matched_sections(
             policy,
             pairs=scorer.model_copy(update={"learning_rate": dpo}),
-            answers=shown.model_copy(update={"batch_size": policy.train_batch, "num_epochs": 5}),
+            answers=imitation.model_copy(
+                update={"batch_size": policy.train_batch, "num_epochs": 5}
+            ),
             num_responses=8,
         ),
         arms=("full",),

@@ -76,7 +76,7 @@ def default() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=scorer),
         rehearsal=RehearsalConfig(prompts="demonstrations", max_prompts=1600),
         ppo=ppo,
-        **_match_samples(ppo),
+        **_sections_like_default(ppo),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
         ),
@@ -85,8 +85,8 @@ def default() -> RunConfig:
     )
 
 
-def _match_samples(ppo: PPOConfig) -> dict[str, Any]:
-    """Sections of the other methods, which take as many samples as PPO."""
+def _sections_like_default(ppo: PPOConfig) -> dict[str, Any]:
+    """Sections of the other methods at the default's rates; they take as many samples as PPO."""
     return budget_matched_sections(
         ppo,
         pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
@@ -140,7 +140,7 @@ def papers() -> RunConfig:
             "meta_rm": {"redraw_prompts": True, "ascent_length": 0.25},
         },
     }
-    return with_changes(like, changes | _match_samples(ppo))
+    return with_changes(like, changes | _sections_like_default(ppo))
 
 
 def constitutional() -> RunConfig:
@@ -154,7 +154,7 @@ def constitutional() -> RunConfig:
         "recipe": "constitutional",
         "constitution": ConstitutionConfig(
             revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
-            # As rejection sampling learns from as few answers.
+            # Rejection sampling learns from as few answers.
             learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
         ),
         "judge_preferences": JudgePreferencesConfig(

@@ -144,7 +144,7 @@ def test_a_run_takes_the_tags_of_its_kinds_for_its_own(monkeypatch: pytest.Monke
     lifecycle._name_flow_run(config, name_run(config, "rlhf"), "c" * 40)
     assert run.tags == {"mine", "recipe:smoke", "commit:cccccccccccc"}
     assert run.name == "smoke-seed0"
-    lifecycle.answered({"verdict": "not shown to be better", "report": "r"})
+    lifecycle.completed_state({"verdict": "not shown to be better", "report": "r"})
     assert run.tags >= {"mine", "recipe:smoke", "verdict:not shown to be better"}
     assert {tag.partition(":")[0] for tag in run.tags} - {"mine"} < set(RUN_TAGS)
 
