@@ -34,9 +34,9 @@ logger = logging.getLogger("trimtab")
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
 
-def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
-    """`study-<paper>-<exhibit>-<scale>`, and what of it is not as usual."""
-    return name_run_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
+def _name_of(config: RunConfig, slug: str, seeds: Sequence[int]) -> RunName:
+    """`study-<paper>-<exhibit>-<scale>`, and the settings that are not the default."""
+    return name_run_over_seeds(config, f"study-{slug}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
 @flow(name="study", subject="{paper}-{exhibit}")
@@ -62,24 +62,24 @@ def study(
     wanted = find_exhibits(paper, exhibit, seeds)
     config = apply_changes(recipe_named(scale), changes)
     require_startable(config)
-    made: dict[Hashable, Future] = {}
+    shared: dict[Hashable, Future] = {}
     how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
     name = _name_of(config, f"{paper}-{exhibit}", seeds)
     runs: dict[Exhibit, dict[int, Run]] = {
-        each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
-        for each in wanted
+        declared: {c.seed: SharedRun(c, name=name.name, made=shared) for c in configs}
+        for declared in wanted
     }
     with tracked_flow(configs[0], name) as tracked:
-        for each, of_seeds in runs.items():
+        for declared, of_seeds in runs.items():
             for run in of_seeds.values():
-                submit_arms(each, run)
+                submit_arms(declared, run)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all(runs, read)
 
 
 def submit_arms(exhibit: Exhibit, run: Run) -> None:
-    """Submit what an exhibit is read from; ConfigError where it needs the synthetic world."""
+    """Submit the arms of an exhibit; ConfigError where it needs the synthetic world."""
     if exhibit.in_world and not run.config.is_synthetic:
         raise ConfigError(
             f"{exhibit.slug} needs the synthetic world, found the recipe {run.config.recipe}; "
@@ -97,11 +97,11 @@ def read_all(
 
     TrainerStoppedError, raised when the study is asked to stop, ends all of them at once.
     """
-    found: dict[str, str] = {}
+    statuses: dict[str, str] = {}
     failed: list[Exception] = []
     for exhibit, of_seeds in runs.items():
         try:
-            found[exhibit.slug] = read(exhibit, of_seeds)
+            statuses[exhibit.slug] = read(exhibit, of_seeds)
         except TrainerStoppedError:
             raise
         except Exception as error:
@@ -109,7 +109,7 @@ def read_all(
             failed.append(error)
     if failed:
         raise failed[0]
-    return found
+    return statuses
 
 
 def _read(
@@ -133,11 +133,8 @@ def _read(
         lineage=lineage_of(results),
     )
     label = f"{exhibit.title} of {exhibit.paper}"
-    found = (
-        next(iter(runs.values()))
-        .submit(STUDY, study_config, artifacts=results, label=label)
-        .result()
-    )
+    first = next(iter(runs.values()))
+    page = first.submit(STUDY, study_config, artifacts=results, label=label).result()
     name = _name_of(config, exhibit.slug, list(runs))
-    numbers = export_report(tracked, found, results, name.name, report_about(name))
+    numbers = export_report(tracked, page, results, name.name, report_about(name))
     return str(numbers["status"])

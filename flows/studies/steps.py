@@ -44,11 +44,11 @@ def add(run: Run, role: str, spec: StageSpec, config: Any, **keywords: Any) -> N
     if role in run.roles:
         return
     for name in spec.inputs:
-        given = keywords.get(name)
-        if isinstance(given, list):
-            keywords[name] = [run[each] for each in given]
-        elif isinstance(given, str):
-            keywords[name] = run[given]
+        roles = keywords.get(name)
+        if isinstance(roles, list):
+            keywords[name] = [run[other] for other in roles]
+        elif isinstance(roles, str):
+            keywords[name] = run[roles]
     run[role] = run.submit(spec, config, **keywords)
 
 
@@ -177,9 +177,10 @@ def add_policy(
 ) -> None:
     """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT.
 
-    Without `scored_by`, the judge of `ppo.scoring` rates answers in training, and `scorer_raw`, the
-    reward model on labels as given, measures the policy.
+    `scorer_raw`, the reward model on labels as given, measures SFT's answers. Without `scored_by`,
+    the judge of `ppo.scoring` rates answers in training, and `scorer_raw` measures the policy too.
     """
+    add_scorer(run, "raw")
     add(
         run,
         f"policy_{name}",

@@ -14,11 +14,7 @@ from typing import Any
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.paths import nested
-from trimtab.flows.pipeline.policies import (
-    measure,
-    train_policies,
-    train_policy,
-)
+from trimtab.flows.pipeline.policies import measure, train_policies, train_policy
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
@@ -57,8 +53,8 @@ def _thresholds(config: RunConfig, value: float) -> dict[str, Any]:
 
 def _clusters(config: RunConfig, value: float) -> dict[str, Any]:
     """With as many examples in all."""
-    kept = config.rehearsal.num_clusters * config.rehearsal.per_cluster
-    return {"num_clusters": int(value), "per_cluster": max(1, kept // int(value))}
+    count = config.rehearsal.num_clusters * config.rehearsal.per_cluster
+    return {"num_clusters": int(value), "per_cluster": max(1, count // int(value))}
 
 
 # Changes of a section, where another value of the setting changes more than the setting.
@@ -118,15 +114,15 @@ def sweep(run: Run, varied: str) -> None:
 
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
-    whole = changed(run, {"arms": tuple(STRENGTHS)})
-    add_strength(whole)
-    train_scorers(whole)
-    recipe = replace(whole, roles=dict(run.roles))
+    compared = changed(run, {"arms": tuple(STRENGTHS)})
+    add_strength(compared)
+    train_scorers(compared)
+    recipe = replace(compared, roles=dict(run.roles))
     train_policies(recipe)
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
-    for arm in whole.config.arms:
-        for _, name, swept in swept_runs(whole, STRENGTHS[arm]):
+    for arm in compared.config.arms:
+        for _, name, swept in swept_runs(compared, STRENGTHS[arm]):
             swept = replace(swept, roles=dict(shared))
             train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():
@@ -145,6 +141,6 @@ def temperatures(run: Run) -> None:
         for arm in ("sft", *chosen):
             policy = run["sft" if arm in ("sft", "best_of_n") else f"policy_{arm}"]
             name = f"{arm}_{temperature:g}"
-            asked = changed(run, {"evaluate": candidates.get(arm, {})})
-            measure(asked, name, policy, run["advantage_model"], temperature=temperature)
+            sampled = changed(run, {"evaluate": candidates.get(arm, {})})
+            measure(sampled, name, policy, run["advantage_model"], temperature=temperature)
             add_comparison(run, f"judge_{name}", name, "sft")

@@ -22,7 +22,6 @@ from trimtab.models.reporting.run.policies import Curve, training_curve
 from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, line_of, titled
 from trimtab.models.studies.variants import Variant
 
-WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 KL, LOST = "KL, nats", "forget, lose"
 MONITORS = {
     "score": "score of the sampled answers\n(gain since the start, in its spread)",
@@ -31,6 +30,7 @@ MONITORS = {
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
+STABILITY = ("score", "gold", "kl", "perplexity")
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
 ValueT = TypeVar("ValueT")
 
@@ -40,10 +40,8 @@ class SeedRun(Artifacts):
 
     def accuracies(self, role: str) -> dict[str, float]:
         """Accuracy of a scorer on the test pairs, by whose labels."""
-        shares = {GIVEN: share_right(self.labelled_gaps(role).gap)}
-        if self.truth:
-            shares = {RIGHT: share_right(self.clean_gaps(role).gap)} | shares
-        return shares
+        right = {RIGHT: share_right(self.clean_gaps(role).gap)} if self.truth else {}
+        return right | {GIVEN: share_right(self.labelled_gaps(role).gap)}
 
     def validation_gap(self, role: str) -> Tensor:
         """A scorer's gaps (N,) float64 on the validation pairs, by the given labels."""
@@ -59,7 +57,7 @@ class SeedRun(Artifacts):
             raise ReportInputError(
                 f"{role} judged no prompts of the set {eval_set!r}, which the synthetic world has"
             )
-        return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
+        return {name: float(verdict[name]) for name in ("win", "tie", "lose", "net")}
 
     def validated(self, role: str) -> float:
         """Wins minus losses on the validation prompts, by annotators or held-out reward models."""
@@ -67,7 +65,7 @@ class SeedRun(Artifacts):
         verdict = document.get("validation_annotators") or document.get("validation_judge_score")
         if verdict is None:
             raise ReportInputError(f"{role} judged no validation prompts")
-        return float(verdict[NET])
+        return float(verdict["net"])
 
     def responses(self, name: str, eval_set: str = "main") -> list[Row]:
         """A policy's answers to a set of prompts."""
@@ -89,7 +87,7 @@ class SeedRun(Artifacts):
         """What a policy loses of the forget set against SFT, and wins less losses on both sets."""
         forget = self.outcome(f"judge_{name}", "forget")
         main = self.outcome(f"judge_{name}")
-        return {LOST: forget[LOSE], "forget, net": forget[NET], "main, net": main[NET]}
+        return {LOST: forget["lose"], "forget, net": forget["net"], "main, net": main["net"]}
 
     def curve(self, name: str) -> Curve:
         """A policy's training curve; ReportInputError where it has none."""
@@ -128,24 +126,23 @@ def share_right(gap: Tensor) -> float:
 
 
 def read_by_kl(
-    labels: Mapping[str, str],
+    variants: Mapping[str, Variant],
     coefs: Sequence[float],
     read: Callable[[str, str], dict[str, float]],
     gain: str,
 ) -> tuple[Rows, dict[str, Line]]:
-    """A row for each kind of policy at each KL coefficient, and the line of the column `gain` by
-    KL; both by the kind's label.
+    """A row for each variant at each KL coefficient, and by its label the line of the column
+    `gain` by KL.
 
-    read: the row of a kind, and of its policy `<kind>_<coefficient>`.
+    read: the row of a variant's name and that of its policy, `<name>_<coefficient>`.
     """
     table: Rows = {}
     lines = {}
-    for kind, label in labels.items():
-        rows = {
-            f"{label}, KL coefficient {coef:g}": read(kind, f"{kind}_{coef:g}") for coef in coefs
-        }
-        table |= rows
-        lines[label] = line_of(rows.values(), KL, gain)
+    for name, variant in variants.items():
+        rows = [read(name, f"{name}_{coef:g}") for coef in coefs]
+        labels = [f"{variant.label}, KL coefficient {coef:g}" for coef in coefs]
+        table |= dict(zip(labels, rows, strict=True))
+        lines[variant.label] = line_of(rows, KL, gain)
     return table, lines
 
 
@@ -216,23 +213,23 @@ def curves_table(curves: Mapping[str, Curve]) -> Rows:
     return table
 
 
-def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Plot]:
-    """A plot a monitor, a curve a policy."""
+def curve_plots(
+    curves: Mapping[str, Curve], monitors: Sequence[str] = tuple(MONITORS)
+) -> list[Plot]:
+    """A plot a monitor, a curve a policy; none of what a policy has no values of."""
     plots = []
-    for monitor, words in MONITORS.items():
-        lines = {name: _line_of_monitor(curve, monitor) for name, curve in curves.items()}
-        if monitor in monitors and all(values for _, values in lines.values()):
-            title = titled(words.split("\n")[0].split(" (")[0])
-            plots.append(Plot(title, "PPO step", words, lines))
+    for monitor in monitors:
+        lines = {}
+        for name, curve in curves.items():
+            values = gained(curve) if monitor == "score" else [*getattr(curve, monitor)]
+            lines[name] = [float(step) for step in curve.steps[: len(values)]], values
+        if all(values for _, values in lines.values()):
+            title = titled(MONITORS[monitor].split("\n")[0].split(" (")[0])
+            plots.append(Plot(title, "PPO step", MONITORS[monitor], lines))
     return plots
-
-
-def _line_of_monitor(curve: Curve, monitor: str) -> Line:
-    values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
-    return [float(step) for step in curve.steps[: len(values)]], list(values)
 
 
 def outcome_plot(title: str, table: Table, against: str) -> Plot:
     """Wins, ties and losses of each row as bars."""
     x, y = f"policy, against {against}", "share of the prompts"
-    return bar_plot(title, x, y, table, (WIN, TIE, LOSE))
+    return bar_plot(title, x, y, table, ("win", "tie", "lose"))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.reporting.run.labels import ai_labeler
-from trimtab.models.studies.measures import NET, WIN, SeedRun, outcome_plot
-from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.measures import SeedRun, outcome_plot
+from trimtab.models.studies.registry import exhibits_in
 from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of, titled
 from trimtab.models.studies.variants import AS_GOOD
 
+exhibit = exhibits_in("rlaif")
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
 WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate"
@@ -31,7 +32,6 @@ VERSUS = {
 
 
 @exhibit(
-    "rlaif",
     arms="judges",
     claim="The better a judge agrees with the truth, the better the policy, and one that is "
     "right four times in five beats SFT",
@@ -49,23 +49,17 @@ def alignment(run: SeedRun) -> SeedResult:
     lines: dict[str, dict[str, Line]] = {WINS: {}, MARGIN: {}}
     for kind in KINDS:
         rows = {
-            right: {
-                ALIGNMENT: judge[ALIGNMENT],
-                **_results(run, f"{kind}_{right:g}"),
-                LABELS: judge[LABELS],
-            }
+            right: {ALIGNMENT: judge[ALIGNMENT]}
+            | _results(run, f"{kind}_{right:g}")
+            | {LABELS: judge[LABELS]}
             for right, judge in judges.items()
         }
         table |= {f"{kind}, right in {right:g}": row for right, row in rows.items()}
-        worst, *_, best = rows.values()
-        checks |= {
-            f"{kind}: the policy of the best judge wins more often than the worst's": best[WINS]
-            > worst[WINS],
-            f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses": rows[AS_GOOD][
-                MARGIN
-            ]
-            > 0,
-        }
+        worst, *_, best = (row[WINS] for row in rows.values())
+        words = f"{kind}: the policy of the best judge wins more often than the worst's"
+        checks[words] = best > worst
+        words = f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses"
+        checks[words] = rows[AS_GOOD][MARGIN] > 0
         for column, by_kind in lines.items():
             by_kind[kind] = line_of(rows.values(), ALIGNMENT, column)
     plots = [
@@ -82,7 +76,6 @@ def alignment(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "rlaif",
     arms="feedback",
     claim="AI feedback whose errors are independent is as good as people's, and direct better than "
     "distilled",
@@ -102,8 +95,8 @@ def feedback(run: SeedRun) -> SeedResult:
     for kind in KINDS:
         table[kind] |= _aligned(run, f"judged_{AS_GOOD:g}")
     won = {label: run.outcome(role) for role, label in VERSUS.items()}
-    table |= {label: {MARGIN: row[NET], "wins": row[WIN]} for label, row in won.items()}
-    distilled, direct, each_other = (row[NET] for row in won.values())
+    table |= {label: {MARGIN: row["net"], "wins": row["win"]} for label, row in won.items()}
+    distilled, direct, each_other = (row["net"] for row in won.values())
     checks = {
         "distilled is at most five points behind people's labels": distilled >= -0.05,
         "direct is at most five points behind people's labels": direct >= -0.05,
@@ -123,5 +116,5 @@ def _aligned(run: SeedRun, role: str) -> dict[str, float]:
 def _results(run: SeedRun, name: str) -> dict[str, float]:
     """How a policy does on the main prompts, by gold."""
     judged, summary = run.outcome(f"judge_{name}"), run.document(f"eval_{name}", "summary.json")
-    row = {MARGIN: judged[NET], WINS: judged[WIN], HARMLESS: float(summary["main_harmless"])}
+    row = {MARGIN: judged["net"], WINS: judged["win"], HARMLESS: float(summary["main_harmless"])}
     return row | run.answers(name)

@@ -13,7 +13,7 @@ from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.frontier import is_more_at_equal_kl
 from trimtab.models.studies.measures import (
     KL,
-    NET,
+    STABILITY,
     SeedRun,
     curve_plots,
     curves_table,
@@ -22,16 +22,15 @@ from trimtab.models.studies.measures import (
     outcome_plot,
     percent_in_bins,
 )
-from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
+from trimtab.models.studies.registry import exhibits_in
+from trimtab.models.studies.results import Line, Plot, SeedResult, line_at, line_of
 from trimtab.models.studies.variants import ROUND_ARMS
 
+exhibit = exhibits_in("part-2")
 TENTHS = [index / 10 for index in range(11)]
-MONITORS = ("score", "gold", "kl", "perplexity")
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
@@ -42,14 +41,13 @@ def table_2(run: SeedRun) -> SeedResult:
     Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is.
     """
     judged = {arm: [run.outcome(role) for role in _rounds(run, arm)] for arm in ROUND_ARMS}
-    nets = {arm: [row[NET] for row in rows] for arm, rows in judged.items()}
     table = {
         f"{ROUND_ARMS[arm].label}, round {number}": row
         for arm, rows in judged.items()
         for number, row in enumerate(rows, start=1)
     }
-    ours = nets["meta"]
-    best = {arm: max(values) for arm, values in nets.items()}
+    ours = [row["net"] for row in judged["meta"]]
+    best = {arm: max(row["net"] for row in rows) for arm, rows in judged.items()}
     checks = {
         "the second round beats SFT by more than the first": ours[1] > ours[0],
         "the last round is not the best": best["meta"] > ours[-1],
@@ -57,14 +55,13 @@ def table_2(run: SeedRun) -> SeedResult:
         "the best round is better than the best without MetaRM": best["meta"] > best["plain"],
         "the best round is better than the best with eta 0": best["meta"] > best["eta_0"],
     }
-    numbers = [float(number) for number in range(1, len(ours) + 1)]
-    lines = {ROUND_ARMS[arm].label: (numbers, values) for arm, values in nets.items()}
+    numbers = range(1, len(ours) + 1)
+    lines = {ROUND_ARMS[arm].label: line_at(numbers, rows, "net") for arm, rows in judged.items()}
     plot = Plot("Rounds against SFT", "round", "wins minus losses, main prompts", lines)
     return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="The best round beats SFT, and vanilla PPO too",
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
@@ -81,7 +78,6 @@ def table_3(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "part-2",
     arms="adaptation",
     in_world=True,
     claim="Out of distribution the method still beats both, by less",
@@ -95,8 +91,8 @@ def figure_15(run: SeedRun) -> SeedResult:
     rounds = _rounds(run, "adapted_meta")
     versus = f"versus_adapted_{{}}_{len(rounds)}"
     result = _compare_with_rivals(run, rounds[-1], versus, "held_out")
-    inside = run.outcome(f"judge_meta_{len(rounds)}")[NET]
-    less = {"SFT by less than in distribution": result.table["SFT"][NET] < inside}
+    inside = run.outcome(f"judge_meta_{len(rounds)}")["net"]
+    less = {"SFT by less than in distribution": result.table["SFT"]["net"] < inside}
     return SeedResult(result.table, result.checks | less, result.plots)
 
 
@@ -111,7 +107,7 @@ def _compare_with_rivals(run: SeedRun, judged: str, versus: str, eval_set: str) 
         table[label] = run.outcome(versus.format(arm), eval_set)
     return SeedResult(
         table,
-        {f"it beats {rival}": row[NET] > 0 for rival, row in table.items()},
+        {f"it beats {rival}": row["net"] > 0 for rival, row in table.items()},
         [outcome_plot("The MetaRM policy", table, "the policy named")],
     )
 
@@ -122,7 +118,6 @@ def _rounds(run: SeedRun, arm: str) -> list[str]:
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
 )
@@ -167,7 +162,6 @@ def figure_16(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "part-2",
     arms="rounds_at_dynamic_kl",
     claim="In each round the score rises; with a dynamic KL penalty quality is better at equal KL",
 )
@@ -190,10 +184,10 @@ def figure_17(run: SeedRun) -> SeedResult:
     table = curves_table(curves)
     lines: dict[str, Line] = {}
     for label, arm in arms.items():
-        rows = {f"{label}, round {n}": run.policy(f"{arm}_{n}") for n in numbers}
-        lines[label] = line_of(rows.values(), KL, NET)
-        for name, row in rows.items():
-            table[name][NET] = row[NET]
+        rows = [run.policy(f"{arm}_{n}") for n in numbers]
+        lines[label] = line_of(rows, KL, "net")
+        for n, row in zip(numbers, rows, strict=True):
+            table[f"{label}, round {n}"]["net"] = row["net"]
     checks = {
         "the score rises in every round": all(last(gained(curve)) > 0 for curve in by_arm[ours]),
         "in every round KL ends below that on the reward model as it is": all(
@@ -212,4 +206,4 @@ def figure_17(run: SeedRun) -> SeedResult:
         kind="paths",
         note="A point a round.",
     )
-    return SeedResult(table, checks, [*curve_plots(curves, MONITORS), by_kl])
+    return SeedResult(table, checks, [*curve_plots(curves, STABILITY), by_kl])

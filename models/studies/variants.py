@@ -73,7 +73,10 @@ EARLY = {
     "raw": Variant("all pairs"),
 }
 # [PPO 6.4] Weights of the pre-training loss, each at these KL coefficients.
-PTX_COEFS = (0.0, 0.1, 1.0)
+PTX = {
+    f"ptx_{coef:g}": Variant(f"weight {coef:g}" if coef else "without", {"ptx_coef": coef})
+    for coef in (0.0, 0.1, 1.0)
+}
 PTX_KL_COEFS = (0.0, 0.05, 0.2)
 # [PPO] Changes of PPO-max's PPOConfig; the last starts from a policy without SFT.
 STARTS = {
@@ -155,7 +158,7 @@ SIMCSE_STRENGTHS = {
 }
 # Changes of labels as given, where annotators compare the responses to a prompt in up to six pairs:
 # all of four responses but near-ties. One pair a prompt is what they are asked for otherwise.
-RATED_PROMPTS, PAIRS_PER_PROMPT = 600, 6
+RATED_PROMPTS = {"num_prompts": 600, "pairs_per_prompt": 6}
 RATED = {
     "given": Variant("pairs as given"),
     "smoothed": Variant("pairs as given, smoothed", {"smooth": "all"}),
