@@ -21,16 +21,16 @@ def require_shape(where: str, ndim: int | None, **tensors: Tensor | None) -> Non
     Raises ShapeError with the names and the shapes found.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in present.items())
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in present.items())
     first = next(iter(present.values()))
     if ndim is not None and first.ndim != ndim:
-        raise ShapeError(f"{where}: expected {ndim} axes, found {found}; reshape before the call")
+        raise ShapeError(f"{where}: expected {ndim} axes, found {shapes}; reshape before the call")
     if any(tensor.shape != first.shape for tensor in present.values()):
         raise ShapeError(
-            f"{where}: expected one shared shape, found {found}; no broadcasting is done here"
+            f"{where}: expected one shared shape, found {shapes}; no broadcasting is done here"
         )
     if first.numel() == 0:
-        raise ShapeError(f"{where}: expected at least one element, found {found}; skip the call")
+        raise ShapeError(f"{where}: expected at least one element, found {shapes}; skip the call")
 
 
 def require_mask(where: str, mask: Tensor, name: str = "mask") -> None:
