@@ -78,7 +78,7 @@ def starts(run: Run) -> None:
     """PPO-max, its critic and its policy from elsewhere."""
     add_scorer(run, "raw")
     config = run.seeded(with_changes(run.config.sft, {"fine_tune": False}))
-    add(run, "untrained", SFT, config, data="data", label="no SFT", resources=ALL_CORES)
+    add(run, "untrained", SFT, config, label="no SFT", resources=ALL_CORES)
     for name, variant in variants.STARTS.items():
         start = "untrained" if name == "without_sft" else "sft"
         ppo = ppo_without_rehearsal(run, variant.changes)
@@ -141,8 +141,7 @@ def features(run: Run) -> None:
     for name, variant in variants.SIMCSE_STRENGTHS.items():
         _add_contrastive_scorer(run, name, variant)
         scorer, label = f"scorer_{name}", f"features, {name}"
-        inputs = {"scorer": scorer, "preferences": "preferences"}
-        add(run, f"features_{scorer}", FEATURES, FeaturesConfig(), label=label, **inputs)
+        add(run, f"features_{scorer}", FEATURES, FeaturesConfig(), scorer=scorer, label=label)
 
 
 def contrastive_policies(run: Run) -> None:
@@ -218,7 +217,7 @@ def _add_rounds(
             scorer = f"meta_rm_{name}"
             config = with_changes(meta_rm, {**redrawn, **of_meta_rm})
             add_meta_rm(run, scorer, config, policy, scorer.replace("_", " "), number)
-        inputs = {"policy": policy, "reference": "sft", "scorer": scorer, "data": "data"}
+        inputs = {"policy": policy, "reference": "sft", "scorer": scorer}
         policy = f"policy_{name}"
         add(run, policy, PPO_MAX, run.seeded(ppo, number), label=f"PPO {name}", **inputs)
         add_outcome(run, name, scorer)
@@ -297,9 +296,8 @@ def two_behaviour_policies(run: Run) -> None:
         policy=both,
         label="comparisons of two policies",
     )
-    scorers = {"policy": "policy_first", "preferences": "preferences"}
     config, label = run.seeded(run.config.reward_model), "reward model, two policies"
-    add(run, "scorer_two", REWARD_MODEL, config, label=label, **scorers)
+    add(run, "scorer_two", REWARD_MODEL, config, policy="policy_first", label=label)
     # Ratios to pi_phi itself are 1: as many policies, at the same scale of scores.
     unit = ["policy_first", "policy_first"]
     weighing = with_changes(run.config.advantage_model, {"use_importance_weights": True})
@@ -309,10 +307,10 @@ def two_behaviour_policies(run: Run) -> None:
             f"scorer_{name}",
             ADVANTAGE_MODEL,
             run.seeded(weighing),
+            policy="policy_first",
             behaviour=behaviour,
             data=prompts_for(run),
             label=f"Advantage Model {name}",
-            **scorers,
         )
 
 
@@ -351,10 +349,9 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
     """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
     judged, labelled, how = f"judged_{name}", f"labelled_{name}", f", right in {name}"
     config = run.seeded(JudgePreferencesConfig(judge=judge))
-    pairs = {"preferences": "preferences"}
-    add(run, judged, JUDGE_PREFERENCES, config, label=f"judge{how}", **pairs)
+    add(run, judged, JUDGE_PREFERENCES, config, label=f"judge{how}")
     label = f"AI labels{how}"
-    add(run, labelled, AI_LABELS, AILabelsConfig(), judgements=judged, label=label, **pairs)
+    add(run, labelled, AI_LABELS, AILabelsConfig(), judgements=judged, label=label)
     add(
         run,
         f"scorer_{name}",

@@ -39,12 +39,13 @@ def changed(run: Run, changes: Mapping[str, Any]) -> Run:
 def add(run: Run, role: str, spec: StageSpec, config: Any, **keywords: Any) -> None:
     """Submit a stage under a role, unless the run has it.
 
-    keywords: of `Run.submit`, with inputs given by their roles.
+    keywords: of `Run.submit`, with inputs given by their roles. A required input that is not given
+    is the role of its name, as `preferences`.
     """
     if role in run.roles:
         return
     for name in spec.inputs:
-        roles = keywords.get(name)
+        roles = keywords.get(name, name if name in spec.required else None)
         if isinstance(roles, list):
             keywords[name] = [run[other] for other in roles]
         elif isinstance(roles, str):
@@ -79,14 +80,13 @@ def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes:
     """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
     add_strength(run)
     config = run.config.reward_model
-    add(run, f"pairs_{name}", RELABEL, labels, preferences="preferences", strength="strength")
+    add(run, f"pairs_{name}", RELABEL, labels)
     add(
         run,
         f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(with_changes(config, changes)),
         policy="sft",
-        preferences="preferences",
         pairs=f"pairs_{name}",
         trunk=trunk_for(run, config.train),
         label=f"reward model {name}",
@@ -103,7 +103,6 @@ def add_advantage_model(
         ADVANTAGE_MODEL,
         run.seeded(config),
         policy="sft",
-        preferences="preferences",
         pairs=pairs,
         trunk=trunk_for(run, config.train),
         behaviour=["sft"] if config.use_importance_weights else None,
@@ -130,8 +129,6 @@ def add_meta_rm(
         run.seeded(config, offset),
         scorer="scorer_raw",
         policy=policy,
-        data="data",
-        preferences="preferences",
         pairs="pairs_raw",
         trunk=trunk_for(run, run.config.reward_model.train, config.train),
         label=label,
@@ -146,7 +143,6 @@ def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
         f"rehearsal_{name}",
         REHEARSAL,
         run.seeded(config),
-        data="data",
         policy="sft",
         scorer="advantage_raw",
         label=f"rehearsal {name}",
@@ -189,7 +185,6 @@ def add_policy(
         policy=start,
         reference=start,
         scorer=scored_by,
-        data="data",
         rehearsal=rehearsed,
         label=f"PPO {name}",
     )

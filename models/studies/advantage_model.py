@@ -46,8 +46,8 @@ from trimtab.models.studies.results import (
     SeedResult,
     Table,
     bar_plot,
+    capitalised,
     line_at,
-    titled,
 )
 from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSALS, Variant
 
@@ -58,11 +58,7 @@ ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, ri
 UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
-WEIGHED = {
-    REWARD: "scorer_two",
-    UNIT_WEIGHTS: "scorer_unweighed",
-    WEIGHTS: "scorer_weighed",
-}
+WEIGHED = {REWARD: "scorer_two", UNIT_WEIGHTS: "scorer_unweighed", WEIGHTS: "scorer_weighed"}
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
@@ -103,10 +99,7 @@ def table_1(run: SeedRun) -> SeedResult:
     printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
 )
 def figure_1(run: SeedRun) -> SeedResult:
-    """Reward scores by task, and wins on the forget set.
-
-    Of the reward model, and of PPO on it.
-    """
+    """Reward scores by task, and wins on the forget set."""
     tasks, between, within = _scores_by_task(run, "scorer_raw")
     judged, spread = run.outcome("judge_reward_model", "forget"), ratio_of(between, within)
     table = {
@@ -126,10 +119,7 @@ def figure_1(run: SeedRun) -> SeedResult:
     claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
 )
 def figure_2(run: SeedRun) -> SeedResult:
-    """Accuracy by score difference.
-
-    Accuracy by confidence, which is the sigmoid of the score difference.
-    """
+    """Accuracy by score difference."""
     error = "calibration error, bins of equal mass"
     gaps = {name: run.labelled_gaps(role).gap for name, role in MODELS.items()}
     table = {name: {error: ece(gap, "mass")} for name, gap in gaps.items()}
@@ -157,10 +147,7 @@ def _curve(gap: Tensor) -> Line:
     arms="add_both_scorers", claim="The Advantage Model tells good from bad answers more distinctly"
 )
 def figure_3(run: SeedRun) -> SeedResult:
-    """Scores of good and bad answers.
-
-    How well scores tell good from bad answers: each model's scores in units of their spread.
-    """
+    """Scores of good and bad answers."""
     area = "AUROC of good against bad answers"
     table, plots = {}, []
     for name, role in MODELS.items():
@@ -342,7 +329,7 @@ def calibration(run: SeedRun) -> SeedResult:
                 rows[SCALED].append(table[label])
     plots = [
         Plot(
-            f"{titled(column)} by epochs",
+            f"{capitalised(column)} by epochs",
             "epochs on a thousand pairs",
             column,
             {name: line_at(EPOCHS, by_epochs, column) for name, by_epochs in rows.items()},
@@ -403,8 +390,6 @@ def likeliest_temperature(gap: Tensor) -> float:
 )
 def rehearsal(run: SeedRun) -> SeedResult:
     """What is lost of the forget set by KL, with rehearsal and without, over KL coefficients.
-
-    PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without.
 
     The forget set has eight task families of as many prompts each, so that a share lost is the
     mean over families. PPO trains on none of them: answers to its own prompts, which the paper
@@ -482,9 +467,8 @@ def rehearsal_criteria(run: SeedRun) -> SeedResult:
 def importance_weights(run: SeedRun) -> SeedResult:
     """Calibration on pairs of two policies, with importance weights and without.
 
-    Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi.
-
-    Without weights the ratios are 1 and the scale of scores, (N - K) / N, is the same.
+    SFT and a policy of PPO, which is pi_phi, wrote half of the pairs each. Without weights the
+    ratios are 1 and the scale of scores, (N - K) / N, is the same.
     """
     table: Rows = {}
     by_writer: Rows = {}

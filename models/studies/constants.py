@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.measures import KL, SeedRun, share_right
 from trimtab.models.studies.registry import READERS, Reader
-from trimtab.models.studies.results import Plot, SeedResult, line_at, titled
+from trimtab.models.studies.results import Plot, SeedResult, capitalised, line_at
 from trimtab.models.studies.variants import CONSTANTS
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
@@ -60,7 +60,7 @@ def read_sweep(constant: str, run: SeedRun) -> SeedResult:
         {f"the recipe's value is within {EQUAL[decisive]} of the best": worse < EQUAL[decisive]},
         [
             Plot(
-                f"{titled(column.partition(',')[0])} by {words}",
+                f"{capitalised(column.partition(',')[0])} by {words}",
                 f"{words} (the recipe has {recipe:g})",
                 f"{column}\n(validation)",
                 {"validation": line_at(range(len(rows)), rows.values(), column)},

@@ -47,10 +47,7 @@ def gains_most(results: Sequence[SeedResult]) -> str:
     remark=gains_most,
 )
 def frontier(run: SeedRun) -> SeedResult:
-    """Gold score over SFT's by KL to SFT, each method at several strengths.
-
-    A row a setting; whether DPO gains more than each other method at equal KL.
-    """
+    """Gold score over SFT's by KL to SFT, each method at several strengths."""
     measure = next(key for key in MEASURES if key in run.responses("sft")[0])
     gain = f"{MEASURES[measure]} over SFT"
 
@@ -99,9 +96,8 @@ def frontier(run: SeedRun) -> SeedResult:
 def temperature(run: SeedRun) -> SeedResult:
     """Wins against SFT by the temperature at which a policy answers.
 
-    A row a policy and temperature, against SFT's answers at the recipe's temperature.
-
-    A policy's fall with temperature is that of its lead over SFT's answers at the same one.
+    SFT's answers are at the recipe's temperature. A policy's fall with temperature is that of its
+    lead over SFT's answers at the same one.
     """
     table: Rows = {}
     nets: dict[str, list[float]] = {}
@@ -140,7 +136,7 @@ def _measured(lines: Mapping[str, Line]) -> dict[str, Line]:
 
 
 def shared_kl(ours: Line, theirs: Line) -> tuple[float, float] | None:
-    """From which KL to which both lines reach; None where that is no distance."""
+    """The KL from which and to which both lines reach; None where that is no distance."""
     low, high = max(min(ours[0]), min(theirs[0])), min(max(ours[0]), max(theirs[0]))
     return (low, high) if low < high else None
 
@@ -159,7 +155,7 @@ def lead_of(ours: Line, theirs: Line) -> float | None:
 
 
 def _height(line: Line, kl: float) -> float:
-    """What a line gains at a KL that it reaches."""
+    """The gain of a line at a KL that it reaches."""
     points = sorted(zip(*line, strict=True))
     right = min(max(bisect_right(points, kl, key=lambda point: point[0]), 1), len(points) - 1)
     (begin, first), (end, last) = points[right - 1], points[right]
@@ -184,7 +180,7 @@ def loses_less(words: str, ours: Line, theirs: Line) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class Lead:
-    """Of one method over another in each seed, and the KL they share, mean over seeds."""
+    """How far a method is ahead of another in each seed, and the KL they share, mean over seeds."""
 
     over: str
     by_seed: list[float]
@@ -229,7 +225,7 @@ def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
 
 
 def _leads(seeds: Sequence[Mapping[str, Line]], name: str) -> list[Lead]:
-    """Over all others with which it shares some KL in every seed."""
+    """A method's leads over all others with which it shares some KL in every seed."""
     shared = []
     for other in seeds[0]:
         leads = [lead_of(lines[name], lines[other]) for lines in seeds]

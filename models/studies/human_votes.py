@@ -16,7 +16,7 @@ from trimtab.models.reporting.run.labels import (
 )
 from trimtab.models.studies.measures import SeedRun
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Plot, Rows, SeedResult, line_at, titled
+from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_at
 from trimtab.models.studies.variants import FLIP_SHARES, flipped
 
 exhibit = exhibits_in("human-votes")
@@ -36,16 +36,12 @@ WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label,
     printed="",
 )
 def votes(run: SeedRun) -> SeedResult:
-    """Strength and the margin of people's votes, by the ensemble's size and way of voting.
-
-    Rank correlation of strength with the votes' margin, and agreement by strength.
-    """
+    """Strength and the margin of people's votes, by the ensemble's size and way of voting."""
     # By way of voting, by size.
     rows = {
         mode: {
-            size: _agreement(run, f"strength_{mode}_{size}", mode)
-            for size in range(1, len(run.members) + 1)
-            if run.has(f"strength_{mode}_{size}")
+            size: _agreement(run, role, mode)
+            for size, role in run.swept(f"strength_{mode}_").items()
         }
         for mode in MODES
     }
@@ -57,13 +53,13 @@ def votes(run: SeedRun) -> SeedResult:
         "the strongest labels have more of the votes than the weakest": strongest > weakest,
     }
     table = {
-        f"{MODES[mode]}, M = {size}": row
+        f"{MODES[mode]}, M = {size:g}": row
         for mode, by_size in rows.items()
         for size, row in by_size.items()
     }
     plots = [
         Plot(
-            titled(column),
+            capitalised(column),
             "M, members that vote",
             column,
             {
@@ -100,14 +96,11 @@ def _agreement(run: SeedRun, role: str, mode: str) -> dict[str, float]:
     printed="",
 )
 def planted_flips(run: SeedRun) -> SeedResult:
-    """Clear labels of which a tenth to four tenths were turned round, by what finds them.
-
-    How well strength, embedding models and length find clear labels that were turned round.
-    """
+    """Clear labels of which a tenth to four tenths were turned round, by what finds them."""
     table: Rows = {}
     aurocs: dict[str, list[float]] = {}
     for share in FLIP_SHARES:
-        for mode, noise in _noise_of(run, share).items():
+        for mode, noise in _label_noise(run, share).items():
             if noise.auroc_flipped_clear is None or noise.negative_recall is None:
                 raise ReportInputError("no label was turned round: preferences.flip_share is 0")
             precision = noise.negative_precision  # none where nothing is below 0
@@ -136,8 +129,8 @@ def planted_flips(run: SeedRun) -> SeedResult:
     return SeedResult(table, checks, [plot])
 
 
-def _noise_of(run: SeedRun, share: float) -> dict[str, LabelNoise]:
-    """By way of voting, or baseline, for one share."""
+def _label_noise(run: SeedRun, share: float) -> dict[str, LabelNoise]:
+    """The label noise by way of voting, or baseline, at one share of labels turned round."""
     prefix = flipped(share)
     roles = [role for role in run.inputs if role.startswith(prefix)]
     turned = Artifacts({role.removeprefix(prefix): run.inputs[role] for role in roles})

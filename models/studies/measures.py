@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.policies import Curve, training_curve
-from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, line_of, titled
+from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, capitalised, line_of
 from trimtab.models.studies.variants import Variant
 
 KL, LOST = "KL, nats", "forget, lose"
@@ -36,7 +36,7 @@ ValueT = TypeVar("ValueT")
 
 
 class SeedRun(Artifacts):
-    """What one seed's run of an exhibit's arms has left, and what exhibits measure of it."""
+    """The artifacts of one seed's run of an exhibit's arms, and the measures of exhibits."""
 
     def accuracies(self, role: str) -> dict[str, float]:
         """Accuracy of a scorer on the test pairs, by whose labels."""
@@ -111,17 +111,17 @@ class SeedRun(Artifacts):
 def read_variants(
     variants: Mapping[str, Variant], read: Callable[[str], ValueT]
 ) -> dict[str, ValueT]:
-    """What is read of each variant's name, by its label."""
+    """The value that `read` returns for each variant's name, by its label."""
     return {variant.label: read(name) for name, variant in variants.items()}
 
 
 def accuracy_of(row: Mapping[str, float]) -> float:
-    """Of `accuracies` that on right labels, on given ones where right ones are not known."""
+    """The accuracy on right labels, or on given ones where right ones are not known."""
     return row.get(RIGHT, row[GIVEN])
 
 
 def share_right(gap: Tensor) -> float:
-    """How many of the score gaps (N,) are on the better answer's side."""
+    """The share of score gaps (N,) that are on the better answer's side."""
     return float((gap > 0).double().mean())
 
 
@@ -160,16 +160,16 @@ def forgetting_plot(lines: Mapping[str, Line], note: str) -> Plot:
 
 def gained(curve: Curve) -> list[float]:
     """The score by step, less that of the first tenth, in units of its spread there."""
-    start, unit = first(curve.score), curve.score_std or 1.0
+    start, unit = first_tenth(curve.score), curve.score_std or 1.0
     return [(value - start) / unit for value in curve.score]
 
 
-def first(values: Sequence[float]) -> float:
+def first_tenth(values: Sequence[float]) -> float:
     """The mean of the first tenth of the steps."""
     return fmean(values[: max(1, len(values) // 10)])
 
 
-def last(values: Sequence[float]) -> float:
+def last_tenth(values: Sequence[float]) -> float:
     """The mean of the last tenth of the steps."""
     return fmean(values[-max(1, len(values) // 10) :])
 
@@ -183,8 +183,8 @@ def percent_in_bins(values: Sequence[float], edges: Sequence[float]) -> Line:
 
 
 def unevenness(values: Sequence[float]) -> float:
-    """How far values are from growing evenly: the spread of their residuals about the straight
-    line of least squares, over their range; 0 for a line."""
+    """The spread of the residuals about the straight line of least squares, over the range of the
+    values; 0 where they grow evenly."""
     count = len(values)
     middle, mean = (count - 1) / 2, fmean(values)
     slope = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / sum(
@@ -196,20 +196,20 @@ def unevenness(values: Sequence[float]) -> float:
 
 
 def curves_table(curves: Mapping[str, Curve]) -> Rows:
-    """What each run came to: means over the last tenth of its steps."""
+    """The measures of each run, most of them means over the last tenth of its steps."""
     table = {}
     for name, curve in curves.items():
         table[name] = {
-            "score gained, spreads": last(gained(curve)),
-            KL: last(curve.kl),
+            "score gained, spreads": last_tenth(gained(curve)),
+            KL: last_tenth(curve.kl),
             "unevenness of KL": unevenness(curve.kl),
-            "perplexity": last(curve.perplexity),
+            "perplexity": last_tenth(curve.perplexity),
             "spread of perplexity": pstdev(curve.perplexity[len(curve.perplexity) // 2 :]),
-            "length, tokens": last(curve.response_length),
+            "length, tokens": last_tenth(curve.response_length),
         }
         if curve.gold:
-            table[name]["gold"] = last(curve.gold)
-            table[name]["gold at the start"] = first(curve.gold)
+            table[name]["gold"] = last_tenth(curve.gold)
+            table[name]["gold at the start"] = first_tenth(curve.gold)
     return table
 
 
@@ -224,7 +224,7 @@ def curve_plots(
             values = gained(curve) if monitor == "score" else [*getattr(curve, monitor)]
             lines[name] = [float(step) for step in curve.steps[: len(values)]], values
         if all(values for _, values in lines.values()):
-            title = titled(MONITORS[monitor].split("\n")[0].split(" (")[0])
+            title = capitalised(MONITORS[monitor].split("\n")[0].split(" (")[0])
             plots.append(Plot(title, "PPO step", MONITORS[monitor], lines))
     return plots
 

@@ -24,7 +24,7 @@ def cards_below(folder: Path) -> dict[str, Card]:
     return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def keep(reports: Path, folder: Path) -> None:
+def copy_studies(reports: Path, folder: Path) -> None:
     """Copy scorecard and first plot of each study among the reports to the folder.
 
     They replace an earlier study of that name, and one that the same command left.
@@ -42,10 +42,10 @@ def keep(reports: Path, folder: Path) -> None:
 
 
 def write_pages(reports: Path, into: Path) -> Path:
-    """Write `into`/papers.md and `into`/papers, after what the reports have is kept there."""
+    """Copy the studies among the reports to `into`/papers, and write the pages from all there."""
     folder = into / "papers"
     folder.mkdir(parents=True, exist_ok=True)
-    keep(reports, folder)
+    copy_studies(reports, folder)
     cards = cards_below(folder)
     for paper in TITLES:
         (folder / f"{paper}.md").write_text(paper_page(paper, cards, folder), encoding="utf-8")
@@ -115,7 +115,7 @@ def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[
         f"{exhibit.shows}. Claim: {exhibit.claim}. Printed: {exhibit.printed or 'nothing'}.",
     ]
     for name, card in cards.items():
-        checks = [[words, _of(seen)] for words, seen in card["checks"].items()]
+        checks = [[words, _fraction(seen)] for words, seen in card["checks"].items()]
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"### Recipe `{card['scale']}`: {card['status']}",
@@ -148,16 +148,19 @@ def _figures(card: Card) -> str:
 def _verdict(card: Card) -> str:
     """The status, and how often a seed shows a part of the claim; † in an earlier world."""
     seen = [is_shown for by_seed in card["checks"].values() for is_shown in by_seed]
-    return f"{card['status']}, {_of(seen)}{' †' if _is_of_earlier_world(card) else ''}"
+    return f"{card['status']}, {_fraction(seen)}{' †' if _is_of_earlier_world(card) else ''}"
 
 
 def _is_of_earlier_world(card: Card) -> bool:
-    """Cards before version 2 have no version; the version is none where people's pairs are read."""
+    """Whether a card is from a world before the present one.
+
+    Cards before version 2 have no version; the version is none where people's pairs are read.
+    """
     version = card.get("world_version", 1)
     return version is not None and version < WORLD_VERSION
 
 
-def _of(seen: Sequence[bool]) -> str:
+def _fraction(seen: Sequence[bool]) -> str:
     return f"{sum(seen)} of {len(seen)}"
 
 

@@ -235,20 +235,19 @@ def joint_clips(run: SeedRun) -> SeedResult:
 def alignment_tax(run: SeedRun) -> SeedResult:
     """Section 6.4: what PPO loses of what SFT could do, with the pre-training loss and without.
 
-    Shares lost of the forget set, eight task families that PPO's prompts have none of.
-
-    In place of pre-training data: the demonstrations, which show those tasks. Families are of one
-    size, so that a share is the mean over them. The loss on demonstrations holds a policy near SFT
-    as the KL penalty does: what it keeps beyond that is read at equal KL on the main prompts.
+    PPO's prompts have none of the forget set's eight task families, which the demonstrations, in
+    place of pre-training data, show. Families are of one size, so that a share is the mean over
+    them. The loss on demonstrations holds a policy near SFT as the KL penalty does: what it keeps
+    beyond that is read at equal KL on the main prompts.
     """
-    table, lines = read_by_kl(
-        variants.PTX,
-        variants.PTX_KL_COEFS,
-        lambda _, policy: run.forgetting(policy) | run.answers(policy),
-        LOST,
-    )
+
+    def read(_: str, policy: str) -> dict[str, float]:
+        return run.forgetting(policy) | run.answers(policy)
+
+    coefs = variants.PTX_KL_COEFS
+    table, lines = read_by_kl(variants.PTX, coefs, read, LOST)
     nets = {
-        label: [table[f"{label}, KL coefficient {c:g}"]["main, net"] for c in variants.PTX_KL_COEFS]
+        label: [table[f"{label}, KL coefficient {coef:g}"]["main, net"] for coef in coefs]
         for label in lines
     }
     without, *with_loss = lines

@@ -32,15 +32,7 @@ from trimtab.models.studies.measures import (
     unevenness,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import (
-    Line,
-    Plot,
-    Rows,
-    SeedResult,
-    bar_plot,
-    line_at,
-    line_of,
-)
+from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, bar_plot, line_at, line_of
 from trimtab.models.studies.variants import TREATMENTS, WITH_DROPOUT, Variant
 
 exhibit = exhibits_in("part-2")
@@ -129,9 +121,8 @@ def figure_2(run: SeedRun) -> SeedResult:
 def figure_3(run: SeedRun) -> SeedResult:
     """Agreement of labels with a judge by strength.
 
-    How often gold, in place of the paper's GPT-4, agrees with labels of rising strength.
-
-    On pairs that no member was trained on. Raises ReportInputError without gold.
+    The judge is gold, in place of the paper's GPT-4; pairs are those that no member was trained on.
+    Raises ReportInputError without gold.
     """
     rows = [row for row in run.rows("strength", "strength.jsonl") if row["split"] != "train"]
     groups = equal_groups(rows, NUM_GROUPS)
@@ -269,9 +260,9 @@ def figure_8(run: SeedRun) -> SeedResult:
     and the pairs on which both agree; the first alone where nobody else labelled the pairs. What is
     overfitted is the best accuracy on the given labels less the last.
     """
-    whose, turned = _others_labels(run)
+    labels, turned = _other_labels(run)
     curves = read_variants(
-        TREATMENTS, lambda name: _validation_curves(run, f"scorer_{name}_long", whose, turned)
+        TREATMENTS, lambda name: _validation_curves(run, f"scorer_{name}_long", labels, turned)
     )
     table = {}
     for label, by_set in curves.items():
@@ -280,9 +271,9 @@ def figure_8(run: SeedRun) -> SeedResult:
         table[label][OVERFITTED] = max(accuracies) - accuracies[-1]
     words = "denoised labels overfit the given ones less"
     checks = {}
-    if whose:
-        ours, theirs = _denoised_and_noisy(table, f"last, {whose}")
-        ending = whose.removesuffix(" labels")
+    if labels:
+        ours, theirs = _denoised_and_noisy(table, f"last, {labels}")
+        ending = labels.removesuffix(" labels")
         checks[f"denoised labels are more accurate on {ending}"] = ours > theirs
         words = "and overfit the given ones less"
     ours, theirs = _denoised_and_noisy(table, OVERFITTED)
@@ -308,9 +299,9 @@ def _denoised_and_noisy(table: Rows, column: str) -> tuple[float, float]:
     return ours, theirs
 
 
-def _others_labels(run: SeedRun) -> tuple[str, dict[str, bool]]:
-    """Whose labels of validation pairs there are beside the given ones ("": nobody's), and by pair
-    whether they are the other way round.
+def _other_labels(run: SeedRun) -> tuple[str, dict[str, bool]]:
+    """The name of the labels of validation pairs beside the given ones, "" where there are none,
+    and whether each pair's label is the other way round.
 
     A judge has no label where its verdict depends on the order, gold none where both are equal.
     """
@@ -323,9 +314,9 @@ def _others_labels(run: SeedRun) -> tuple[str, dict[str, bool]]:
 
 
 def _validation_curves(
-    run: SeedRun, role: str, whose: str, turned: Mapping[str, bool]
+    run: SeedRun, role: str, labels: str, turned: Mapping[str, bool]
 ) -> dict[str, Line]:
-    """Accuracy of a scorer on the validation pairs by step, by whose labels."""
+    """Accuracy of a scorer on the validation pairs by step, by the name of the labels."""
     by_step: dict[int, list[Row]] = {}
     for row in run.rows(role, "validation.jsonl"):
         by_step.setdefault(row["step"], []).append(row)
@@ -335,13 +326,13 @@ def _validation_curves(
             "steps than that; take more pairs"
         )
     sets = {GIVEN_LABELS: [[row["gap"] > 0 for row in rows] for rows in by_step.values()]}
-    if whose:
+    if labels:
         parts = [[row for row in rows if row["id"] in turned] for rows in by_step.values()]
-        sets[whose] = [[(r["gap"] > 0) != turned[r["id"]] for r in rows] for rows in parts]
+        sets[labels] = [[(r["gap"] > 0) != turned[r["id"]] for r in rows] for rows in parts]
         sets[BOTH_LABELS] = [[r["gap"] > 0 for r in rows if not turned[r["id"]]] for rows in parts]
         if not sets[BOTH_LABELS][0]:
             raise ReportInputError(
-                f"{whose} of the validation pairs are {len(parts[0])}, and none is the label "
+                f"{labels} of the validation pairs are {len(parts[0])}, and none is the label "
                 f"given: there is no pair to measure '{BOTH_LABELS}' on; see alignment and "
                 "share_tied of who judged"
             )
@@ -382,12 +373,10 @@ def figure_10(run: SeedRun) -> SeedResult:
 def figure_11(run: SeedRun) -> SeedResult:
     """t-SNE of chosen and rejected features, with and without SimCSE.
 
-    Features of better and worse test answers, by the weight of SimCSE, at one dropout.
-
-    By right labels where they are known. Overlap is how well neighbours mix: of each answer's 15
-    nearest in feature space, the share of the other label over what chance gives; 1 is complete
-    overlap. SimCSE spreads all features: that it parts the labels shows in cosines that differ more
-    between and within labels for how far answers of one label are spread.
+    Of test answers, by right labels where they are known. Overlap is how well neighbours mix: of
+    each answer's 15 nearest in feature space, the share of the other label over what chance gives;
+    1 is complete overlap. SimCSE spreads all features: that it parts the labels shows in cosines
+    that differ more between and within labels for how far answers of one label are spread.
     """
 
     def read(name: str) -> dict[str, float]:
@@ -404,10 +393,11 @@ def figure_11(run: SeedRun) -> SeedResult:
     table = read_variants(variants.SIMCSE_STRENGTHS, read)
     alone, *_, ours = table.values()
     mixes_less = ours["overlap of neighbours"] < alone["overlap of neighbours"]
+    lie_apart = _separation(ours) > _separation(alone)
     is_as_accurate = accuracy_of(ours) >= accuracy_of(alone) - 0.005
     checks = {
         "with SimCSE neighbours mix less": mixes_less,
-        "labels lie further apart, for the spread within one": _parted(ours) > _parted(alone),
+        "labels lie further apart, for the spread within one": lie_apart,
         "the reward model is at most half a point less accurate": is_as_accurate,
     }
     cosines = bar_plot(
@@ -421,9 +411,9 @@ def figure_11(run: SeedRun) -> SeedResult:
     return SeedResult(table, checks, [*planes, cosines])
 
 
-def _parted(row: Mapping[str, float]) -> float:
-    """How much less alike answers of different labels are, over how unlike those of one label are:
-    a cone that only widens leaves it as it is."""
+def _separation(row: Mapping[str, float]) -> float:
+    """How much less alike answers of different labels are than those of one label, over how unlike
+    the latter are. A cone that only widens does not change it."""
     return (row[WITHIN] - row[BETWEEN]) / max(1 - row[WITHIN], 1e-9)
 
 
@@ -531,7 +521,6 @@ def response_ratings(run: SeedRun) -> SeedResult:
     """Not in the paper: reward models on labels from ratings of a prompt's responses.
 
     A fifth of the clear labels is wrong, each by itself, so that they contradict each other.
-
     Near-ties are hardly compared, so that a prompt's pairs are fewer than its responses allow, and
     a label that no chain of others contradicts stays as it is.
     """

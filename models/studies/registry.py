@@ -59,12 +59,12 @@ class Exhibit:
 
     @property
     def slug(self) -> str:
-        """Its name among those of all papers, as in `part-2-figure-3`."""
+        """The name among those of all papers, as in `part-2-figure-3`."""
         return f"{self.paper}-{self.name}"
 
     @property
     def title(self) -> str:
-        """Its name as a reader knows it, as in `Figure 3`."""
+        """The name as readers know it, as in `Figure 3`."""
         return self.name.replace("-", " ").capitalize()
 
     @property
@@ -113,13 +113,13 @@ def _declarations(source: str) -> Iterator[Exhibit]:
     paper = ""
     for node in ast.parse(source).body:
         match node:
-            case ast.Assign(value=ast.Call(ast.Name("exhibits_in"), [ast.Constant(paper)])):
-                pass
-            case ast.FunctionDef(name, decorator_list=[ast.Call(ast.Name("exhibit")) as call]):
+            case ast.Assign(value=ast.Call(ast.Name("exhibits_in"), [name])):
+                paper = ast.literal_eval(name)
+            case ast.FunctionDef(decorator_list=[ast.Call(ast.Name("exhibit")) as call]):
                 shows, *_ = (ast.get_docstring(node) or "").split("\n\n")
                 shows = shows.replace("\n", " ").removesuffix(".")
-                fields = {k.arg: _value(k.value) for k in call.keywords if k.arg != "remark"}
-                yield Exhibit(paper, _dashed(name), shows, **fields)
+                fields = {str(k.arg): _value(k.value) for k in call.keywords if k.arg != "remark"}
+                yield Exhibit(paper, _dashed(node.name), shows, **fields)
 
 
 def _value(node: ast.expr) -> Any:

@@ -64,7 +64,7 @@ def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one seed's run shows.
+    """The result of one seed's run.
 
     table: row to column to value. checks: each part of the paper's claim, in words, and whether
     this run shows it. plots: each of the same title in every seed.
@@ -90,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ExhibitResult:
-    """What the results of all seeds say together.
+    """The result of all seeds together.
 
     checks: each part of the claim with the seeds that show it and those that do not. remark: what
     else there is to say of all seeds.
@@ -105,8 +105,7 @@ class ExhibitResult:
 
 
 def combine_seeds(
-    results: Mapping[int, SeedResult],
-    remark: Callable[[Sequence[SeedResult]], str] | None = None,
+    results: Mapping[int, SeedResult], remark: Callable[[Sequence[SeedResult]], str] | None = None
 ) -> ExhibitResult:
     """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
     first, *others = results.values()
@@ -160,13 +159,13 @@ def precision_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, st
     return {column: f"{value:.3f}" for column, value in widths.items() if value is not None}
 
 
-def titled(words: str) -> str:
-    """Words as a title begins, acronyms left alone."""
+def capitalised(words: str) -> str:
+    """Words with a capital first letter; acronyms stay."""
     return words[:1].upper() + words[1:]
 
 
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
-    """What a table says in a line: of one row its columns, of several the first two of each."""
+    """A table in a line: of one row its columns, of several the first two of each."""
     wide = MAX_FIGURES if len(table) == 1 else 2
     parts = [
         f"{row}: " + ", ".join(f"{name} {cell}" for name, cell in list(columns.items())[:wide])

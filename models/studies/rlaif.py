@@ -11,7 +11,7 @@ from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.studies.measures import SeedRun, outcome_plot
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of, titled
+from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, capitalised, line_of
 from trimtab.models.studies.variants import AS_GOOD
 
 exhibit = exhibits_in("rlaif")
@@ -39,10 +39,7 @@ VERSUS = {
     "dialogue",
 )
 def alignment(run: SeedRun) -> SeedResult:
-    """Wins against SFT by the judge's alignment, distilled and direct.
-
-    A row a judge and way of using it, and one of people's labels.
-    """
+    """Wins against SFT by the judge's alignment, distilled and direct."""
     judges = {right: _aligned(run, role) for right, role in run.swept("judged_").items()}
     table: Rows = {}
     checks: dict[str, bool] = {}
@@ -64,7 +61,7 @@ def alignment(run: SeedRun) -> SeedResult:
             by_kind[kind] = line_of(rows.values(), ALIGNMENT, column)
     plots = [
         Plot(
-            f"{titled(column)} by alignment",
+            f"{capitalised(column)} by alignment",
             "AI labeler alignment with the truth (share of pairs)",
             f"{column}, by gold\n(share of the main prompts)",
             by_kind,
@@ -84,8 +81,6 @@ def alignment(run: SeedRun) -> SeedResult:
 def feedback(run: SeedRun) -> SeedResult:
     """People's labels, and a judge as often right on clear pairs: distilled and direct, by
     head-to-head wins.
-
-    Policies of three kinds of feedback, each against SFT and against each other.
 
     The judge's errors are independent noise on gold, which measures the policies too: a direct
     judge has no fault that a policy could learn to use. A judge's labels are soft; people's are

@@ -18,7 +18,7 @@ from trimtab.models.studies.measures import (
     curve_plots,
     curves_table,
     gained,
-    last,
+    last_tenth,
     outcome_plot,
     percent_in_bins,
 )
@@ -36,10 +36,7 @@ TENTHS = [index / 10 for index in range(11)]
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
 )
 def table_2(run: SeedRun) -> SeedResult:
-    """MetaRM rounds against SFT.
-
-    Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is.
-    """
+    """MetaRM rounds against SFT."""
     judged = {arm: [run.outcome(role) for role in _rounds(run, arm)] for arm in ROUND_ARMS}
     table = {
         f"{ROUND_ARMS[arm].label}, round {number}": row
@@ -124,10 +121,8 @@ def _rounds(run: SeedRun, arm: str) -> list[str]:
 def figure_16(run: SeedRun) -> SeedResult:
     """Score differences between answers to one prompt, before and after MetaRM.
 
-    Score differences between answers to one prompt outside the meta set, in the first round.
-
-    All arms start from one reward model and SFT's answers. eta 0 is as much training without the
-    ascent.
+    Of prompts outside the meta set, in the first round: all arms start from one reward model and
+    SFT's answers. eta 0 is as much training without the ascent.
     """
     values: dict[str, list[float]] = {"before MetaRM": []}
     for arm in ("eta_0", "meta", "meta_kept"):
@@ -189,9 +184,11 @@ def figure_17(run: SeedRun) -> SeedResult:
         for n, row in zip(numbers, rows, strict=True):
             table[f"{label}, round {n}"]["net"] = row["net"]
     checks = {
-        "the score rises in every round": all(last(gained(curve)) > 0 for curve in by_arm[ours]),
+        "the score rises in every round": all(
+            last_tenth(gained(curve)) > 0 for curve in by_arm[ours]
+        ),
         "in every round KL ends below that on the reward model as it is": all(
-            last(mine.kl) < last(theirs.kl)
+            last_tenth(mine.kl) < last_tenth(theirs.kl)
             for mine, theirs in zip(by_arm[ours], by_arm[plain], strict=True)
         ),
         "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": (
