@@ -22,7 +22,7 @@ from trimtab.models.reporting.run.policies import Curve, training_curve
 from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, capitalised, line_of
 from trimtab.models.studies.variants import Variant
 
-KL, LOST = "KL, nats", "forget, lose"
+KL, LOST, GAINED = "KL, nats", "forget, lose", "score gained, spreads"
 MONITORS = {
     "score": "score of the sampled answers\n(gain since the start, in its spread)",
     "gold": "gold score\nof the sampled answers",
@@ -200,7 +200,7 @@ def curves_table(curves: Mapping[str, Curve]) -> Rows:
     table = {}
     for name, curve in curves.items():
         table[name] = {
-            "score gained, spreads": last_tenth(gained(curve)),
+            GAINED: last_tenth(gained(curve)),
             KL: last_tenth(curve.kl),
             "unevenness of KL": unevenness(curve.kl),
             "perplexity": last_tenth(curve.perplexity),

@@ -11,6 +11,7 @@ from trimtab.models.reporting.run.policies import Curve
 from trimtab.models.studies import variants
 from trimtab.models.studies.frontier import loses_less
 from trimtab.models.studies.measures import (
+    GAINED,
     KL,
     LOST,
     RIGHT,
@@ -30,7 +31,6 @@ exhibit = exhibits_in("part-1")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
-GAINED = "score gained, spreads"
 
 
 @exhibit(

@@ -61,11 +61,8 @@ def figure_1(run: SeedRun) -> SeedResult:
     below = float((mean < 0).double().mean())
     near = float((mean.abs() < unit / 2).double().mean())
     skewness = float((((std - std.mean()) / std.std(correction=0)) ** 3).mean())
-    row = {
-        "share below 0": below,
-        "share within half a spread of 0": near,
-        "skewness of the deviations": skewness,
-    }
+    shares = {"share below 0": below, "share within half a spread of 0": near}
+    row = shares | {"skewness of the deviations": skewness}
     checks = {
         "between a tenth and four tenths of the strengths are below 0": 0.1 < below < 0.4,
         "the deviations have a long right tail (skewness above .5)": skewness > 0.5,
@@ -93,15 +90,11 @@ def _histogram(title: str, name: str, values: torch.Tensor, quantity: str) -> Pl
 def figure_2(run: SeedRun) -> SeedResult:
     """Deviation over mean strength, twenty groups."""
     std = [float(group["std"]) for group in strength_groups(strength_rows(run, "strength"))]
-    weakest, lowest, strongest = std[0], min(std), std[-1]
-    row = {
-        "weakest group": weakest,
-        "the group where it is least": lowest,
-        "strongest group": strongest,
-    }
+    first, lowest, last = std[0], min(std), std[-1]
+    row = {"weakest group": first, "the group where it is least": lowest, "strongest group": last}
     checks = {
-        "the weakest group deviates a tenth more than the least": weakest > 1.1 * lowest,
-        "the strongest group deviates a tenth more than the least": strongest > 1.1 * lowest,
+        "the weakest group deviates a tenth more than the least": first > 1.1 * lowest,
+        "the strongest group deviates a tenth more than the least": last > 1.1 * lowest,
         "the least lies between": 0 < std.index(lowest) < len(std) - 1,
     }
     plot = Plot(
@@ -199,8 +192,8 @@ def figure_4(run: SeedRun) -> SeedResult:
 )
 def figure_5(run: SeedRun) -> SeedResult:
     """Reward models of the two weakest tenths, labels as given and flipped."""
-    table, right = _accuracies(run, variants.WEAKEST_TENTHS)
-    first, first_flipped, second, second_flipped = right
+    table, accuracies = _accuracies(run, variants.WEAKEST_TENTHS)
+    first, first_flipped, second, second_flipped = accuracies
     checks = {
         "flipping tenth 1 makes its reward model more accurate": first_flipped > first,
         "flipping tenth 2 makes its reward model more accurate": second_flipped > second,
@@ -215,8 +208,7 @@ def figure_5(run: SeedRun) -> SeedResult:
 )
 def figure_6(run: SeedRun) -> SeedResult:
     """Margin, soft labels and both, on the strongest tenth."""
-    table, right = _accuracies(run, variants.STRONGEST_TENTH)
-    plain, margin, _, both = right
+    table, (plain, margin, _, both) = _accuracies(run, variants.STRONGEST_TENTH)
     checks = {
         "soft labels with margin are better than labels as given": both > plain,
         "and no worse than margin alone": both >= margin,
@@ -269,15 +261,12 @@ def figure_8(run: SeedRun) -> SeedResult:
         table[label] = {f"last, {name}": values[-1] for name, (_, values) in by_set.items()}
         _, accuracies = by_set[GIVEN_LABELS]
         table[label][OVERFITTED] = max(accuracies) - accuracies[-1]
-    words = "denoised labels overfit the given ones less"
-    checks = {}
+    denoised, noisy = _denoised_and_noisy(table, OVERFITTED)
+    checks = {"denoised labels overfit the given ones less": denoised < noisy}
     if labels:
         ours, theirs = _denoised_and_noisy(table, f"last, {labels}")
-        ending = labels.removesuffix(" labels")
-        checks[f"denoised labels are more accurate on {ending}"] = ours > theirs
-        words = "and overfit the given ones less"
-    ours, theirs = _denoised_and_noisy(table, OVERFITTED)
-    checks[words] = ours < theirs
+        words = f"denoised labels are more accurate on {labels.removesuffix(' labels')}"
+        checks = {words: ours > theirs, "and overfit the given ones less": denoised < noisy}
     plots = [
         Plot(
             f"Validation accuracy, {name}",

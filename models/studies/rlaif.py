@@ -11,7 +11,7 @@ from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.studies.measures import SeedRun, outcome_plot
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, capitalised, line_of
+from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_of
 from trimtab.models.studies.variants import AS_GOOD
 
 exhibit = exhibits_in("rlaif")
@@ -43,31 +43,28 @@ def alignment(run: SeedRun) -> SeedResult:
     judges = {right: _aligned(run, role) for right, role in run.swept("judged_").items()}
     table: Rows = {}
     checks: dict[str, bool] = {}
-    lines: dict[str, dict[str, Line]] = {WINS: {}, MARGIN: {}}
+    by_kind: dict[str, list[dict[str, float]]] = {}
     for kind in KINDS:
-        rows = {
-            right: {ALIGNMENT: judge[ALIGNMENT]}
-            | _results(run, f"{kind}_{right:g}")
-            | {LABELS: judge[LABELS]}
-            for right, judge in judges.items()
-        }
+        rows = {}
+        for right, judge in judges.items():
+            row = {ALIGNMENT: judge[ALIGNMENT]} | _results(run, f"{kind}_{right:g}")
+            rows[right] = row | {LABELS: judge[LABELS]}
+        by_kind[kind] = list(rows.values())
         table |= {f"{kind}, right in {right:g}": row for right, row in rows.items()}
         worst, *_, best = (row[WINS] for row in rows.values())
         words = f"{kind}: the policy of the best judge wins more often than the worst's"
         checks[words] = best > worst
         words = f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses"
         checks[words] = rows[AS_GOOD][MARGIN] > 0
-        for column, by_kind in lines.items():
-            by_kind[kind] = line_of(rows.values(), ALIGNMENT, column)
     plots = [
         Plot(
             f"{capitalised(column)} by alignment",
             "AI labeler alignment with the truth (share of pairs)",
             f"{column}, by gold\n(share of the main prompts)",
-            by_kind,
+            {kind: line_of(rows, ALIGNMENT, column) for kind, rows in by_kind.items()},
             note="Alignment is that of the first seed.",
         )
-        for column, by_kind in lines.items()
+        for column in (WINS, MARGIN)
     ]
     return SeedResult(table | {"people's labels": _results(run, "people")}, checks, plots)
 

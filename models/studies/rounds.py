@@ -12,13 +12,12 @@ from statistics import fmean
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.frontier import is_more_at_equal_kl
 from trimtab.models.studies.measures import (
+    GAINED,
     KL,
     STABILITY,
     SeedRun,
     curve_plots,
     curves_table,
-    gained,
-    last_tenth,
     outcome_plot,
     percent_in_bins,
 )
@@ -170,30 +169,28 @@ def figure_17(run: SeedRun) -> SeedResult:
     ours, plain = ROUND_ARMS["meta"].label, ROUND_ARMS["plain"].label
     dynamic = f"{ours}, dynamic KL penalty"
     arms = {ours: "meta", plain: "plain", dynamic: "dynamic_meta"}
-    by_arm = {label: [run.curve(f"{arm}_{n}") for n in numbers] for label, arm in arms.items()}
     curves = {
-        f"{label}, round {n}": curve
-        for label, rounds in by_arm.items()
-        for n, curve in enumerate(rounds, start=1)
+        f"{label}, round {n}": run.curve(f"{arm}_{n}")
+        for label, arm in arms.items()
+        for n in numbers
     }
     table = curves_table(curves)
+    rows: dict[str, list[dict[str, float]]] = {}
     lines: dict[str, Line] = {}
     for label, arm in arms.items():
-        rows = [run.policy(f"{arm}_{n}") for n in numbers]
-        lines[label] = line_of(rows, KL, "net")
-        for n, row in zip(numbers, rows, strict=True):
-            table[f"{label}, round {n}"]["net"] = row["net"]
+        policies = [run.policy(f"{arm}_{n}") for n in numbers]
+        lines[label] = line_of(policies, KL, "net")
+        rows[label] = [table[f"{label}, round {n}"] for n in numbers]
+        for row, policy in zip(rows[label], policies, strict=True):
+            row["net"] = policy["net"]
+    both = zip(rows[ours], rows[plain], strict=True)
+    is_better = is_more_at_equal_kl(lines[dynamic], lines[ours])
     checks = {
-        "the score rises in every round": all(
-            last_tenth(gained(curve)) > 0 for curve in by_arm[ours]
-        ),
+        "the score rises in every round": all(row[GAINED] > 0 for row in rows[ours]),
         "in every round KL ends below that on the reward model as it is": all(
-            last_tenth(mine.kl) < last_tenth(theirs.kl)
-            for mine, theirs in zip(by_arm[ours], by_arm[plain], strict=True)
+            mine[KL] < theirs[KL] for mine, theirs in both
         ),
-        "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": (
-            is_more_at_equal_kl(lines[dynamic], lines[ours])
-        ),
+        "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": is_better,
     }
     by_kl = Plot(
         "Rounds by KL",
