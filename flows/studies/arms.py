@@ -137,7 +137,7 @@ def denoised_policies(run: Run) -> None:
 
 
 def features(run: Run) -> None:
-    """What reward models of one dropout, with and without SimCSE, make of the test answers."""
+    """Features of the test answers, by reward models of one dropout with and without SimCSE."""
     for name, variant in variants.SIMCSE_STRENGTHS.items():
         _add_contrastive_scorer(run, name, variant)
         scorer, label = f"scorer_{name}", f"features, {name}"
@@ -157,7 +157,7 @@ def _add_contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
 
 
 def rated_responses(run: Run) -> None:
-    """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
+    """Reward models on several pairs of a prompt's responses, by the treatment of the labels."""
     add_scorers(changed(run, {"comparisons": variants.RATED_PROMPTS}), variants.RATED)
 
 

@@ -32,7 +32,7 @@ AS_GIVEN = RelabelConfig(flip_below=None)
 
 
 def changed(run: Run, changes: Mapping[str, Any]) -> Run:
-    """The run with another configuration; what it submits becomes a role of `run`, too."""
+    """The run with another configuration, which adds its roles to those of `run`."""
     return replace(run, config=with_changes(run.config, changes))
 
 
@@ -158,7 +158,7 @@ def ppo_without_rehearsal(
 
 
 def set_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
-    """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
+    """PPO-max at another KL coefficient; the guard only warns, so that all steps are run."""
     return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": {"action": "warn"}})
 
 

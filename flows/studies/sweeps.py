@@ -45,14 +45,14 @@ def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
 
 
 def _thresholds(config: RunConfig, value: float) -> dict[str, Any]:
-    """All moved alike, to that last one."""
+    """All thresholds moved by as much, so that the last one is the value."""
     thresholds = config.rest.improve.thresholds
     moved = [round(threshold + value - thresholds[-1], 6) for threshold in thresholds]
     return {"improve": {"thresholds": moved}}
 
 
 def _clusters(config: RunConfig, value: float) -> dict[str, Any]:
-    """With as many examples in all."""
+    """As many examples in all, in another number of clusters."""
     count = config.rehearsal.num_clusters * config.rehearsal.per_cluster
     return {"num_clusters": int(value), "per_cluster": max(1, count // int(value))}
 
@@ -66,7 +66,7 @@ CHANGES: dict[str, Callable[[RunConfig, float], dict[str, Any]]] = {
 
 
 def recipe_value(config: RunConfig, constant: Constant) -> float:
-    """The recipe's value of what is swept; of several the last."""
+    """The recipe's value of the swept setting; of several values the last."""
     value: Any = reduce(getattr, constant.setting.split("."), config)
     recipe: float = value[-1] if isinstance(value, tuple) else value
     return recipe

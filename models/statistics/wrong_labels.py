@@ -59,7 +59,7 @@ class WrongLabels:
 
     contradicted: of the labels that the vote contradicts the number that are wrong. share: of all
     labels, in [0, 0.5). num_first: how many of the contradicted ones to look at first, the weakest,
-    which hold PART_OF_FIRST of those expected to be wrong. worth: as it was given.
+    which hold PART_OF_FIRST of those expected to be wrong. worth: that of `wrong_labels`.
     """
 
     contradicted: Interval

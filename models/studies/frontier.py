@@ -34,7 +34,7 @@ UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
 
 
 def gains_most(results: Sequence[SeedResult]) -> str:
-    """Which method has the highest gain at equal KL, over seeds."""
+    """The sentence of `highest` for the plots of all seeds."""
     gain = next(iter(next(iter(results[0].table.values()))))
     return highest([_measured(result.plots[0].series) for result in results], gain)
 
@@ -188,7 +188,7 @@ class Lead:
 
     @property
     def standing(self) -> str:
-        """Clear is more in every seed, and by more than twice the standard deviation over seeds."""
+        """A lead is clear if it is above 0 in every seed, and above twice its standard deviation."""
         values, mean = self.by_seed, fmean(self.by_seed)
         if mean <= 0:
             return "behind"
@@ -202,10 +202,10 @@ class Lead:
 
 
 def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
-    """Which of some methods gains most at equal KL, and how clearly: over each of the others.
+    """A sentence: the method that is ahead of most others, less those it is behind, and how clearly
+    it is ahead of each.
 
-    seeds: each seed's line by the method's name. It is ahead of most others less those
-    it is behind.
+    seeds: each seed's line by the method's name.
     """
     names = list(seeds[0])
     leads = {name: _leads(seeds, name) for name in names}
