@@ -188,7 +188,7 @@ class Lead:
 
     @property
     def standing(self) -> str:
-        """A lead is clear if it is above 0 in every seed, and above twice its standard deviation."""
+        """A lead is clear that is above 0 in every seed, and above twice its standard deviation."""
         values, mean = self.by_seed, fmean(self.by_seed)
         if mean <= 0:
             return "behind"

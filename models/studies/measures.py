@@ -75,8 +75,8 @@ class SeedRun(Artifacts):
     def answers(self, name: str, eval_set: str = "main") -> dict[str, float]:
         """Means over a policy's answers to a set: gold (where known), KL and length."""
         rows = self.responses(name, eval_set)
-        measures = {"gold": "gold", "kl": KL, "length": "length, tokens"}
-        known = {label: key for key, label in measures.items() if rows and key in rows[0]}
+        measures = {"gold": "gold", KL: "kl", "length, tokens": "length"}
+        known = {label: key for label, key in measures.items() if rows and key in rows[0]}
         return {label: fmean(row[key] for row in rows) for label, key in known.items()}
 
     def policy(self, name: str) -> dict[str, float]:
@@ -105,7 +105,7 @@ class SeedRun(Artifacts):
         """The roles of a prefix by the value behind it, in order of the values."""
         roles = [role for role in self.inputs if role.startswith(prefix)]
         values = {float(role.removeprefix(prefix).removesuffix("_recipe")): role for role in roles}
-        return {value: values[value] for value in sorted(values)}
+        return dict(sorted(values.items()))
 
 
 def read_variants(
