@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from trimtab.flows.config.config import Vote
+from trimtab.flows.config.config import Vote, with_changes
 from trimtab.flows.pipeline.data import prompts_for
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.pipeline.run import Run
@@ -30,7 +30,6 @@ from trimtab.flows.studies.steps import (
     changed,
     ppo_without_rehearsal,
     set_kl,
-    with_changes,
 )
 from trimtab.models.config.arms import vanilla
 from trimtab.models.config.base import PolicyPrompts

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from trimtab.flows.config.config import with_changes as with_changes
+from trimtab.flows.config.config import with_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
