@@ -61,24 +61,16 @@ def bootstrap_interval(
     values = values.detach().double().cpu()
     if not bool(values.isfinite().all()):
         raise ValueError("bootstrap_interval: values hold NaN or infinity; judge again")
-    resampled = _resampled_means(values, num_resamples, seed)
-    low, high = percentile_ends(resampled, (1 - level) / 2).tolist()
-    return low, high
-
-
-def _resampled_means(values: Tensor, num_resamples: int, seed: int) -> Tensor:
-    """(num_resamples,) float64, the mean of each resample; see `bootstrap_interval`."""
     generator = torch.Generator().manual_seed(seed)
-    num_values = values.shape[0]
-    rows_at_once = max(1, _CHUNK_ELEMENTS // num_values)
-    chunks = []
+    count = len(values)
+    rows_at_once = max(1, _CHUNK_ELEMENTS // count)
+    means = []
     for start in range(0, num_resamples, rows_at_once):
         rows = min(rows_at_once, num_resamples - start)
-        sample = values[
-            torch.randint(num_values, (rows, num_values), generator=generator, device="cpu")
-        ]
-        chunks.append(sample.mean(1))
-    return torch.cat(chunks)
+        drawn = torch.randint(count, (rows, count), generator=generator, device="cpu")
+        means.append(values[drawn].mean(1))
+    low, high = percentile_ends(torch.cat(means), (1 - level) / 2).tolist()
+    return low, high
 
 
 class Bootstrap:

@@ -40,12 +40,8 @@ def draw(plots: Sequence[Plot]) -> Chart:
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )
-        return panel.chart(first.title, _note(first, len(plots)), first.x, _wrap_to_height(first.y))
-
-
-def _wrap_to_height(label: str) -> str:
-    """A label of the vertical axis in lines that the panel is high enough for."""
-    return "\n".join(fill(line, LABEL_WIDTH) for line in label.splitlines())
+        y = "\n".join(fill(line, LABEL_WIDTH) for line in first.y.splitlines())
+        return panel.chart(first.title, _note(first, len(plots)), first.x, y)
 
 
 def _legend_columns(names: Sequence[str]) -> int:
