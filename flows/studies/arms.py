@@ -1,5 +1,6 @@
-"""What the papers' exhibits are read from: a function submits the arms of one exhibit or several,
-whose declarations in `trimtab.models.studies` name it. `varied` is what a declaration hands it.
+"""The arms of the papers' exhibits: a function submits those of one exhibit or several, whose
+declarations in `trimtab.models.studies` name it, as they may name a step. `varied` is what a
+declaration hands it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from trimtab.flows.config.config import Vote
+from trimtab.flows.config.config import Vote, with_changes
 from trimtab.flows.pipeline.data import prompts_for
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.pipeline.run import Run
@@ -29,7 +30,6 @@ from trimtab.flows.studies.steps import (
     changed,
     ppo_without_rehearsal,
     set_kl,
-    with_changes,
 )
 from trimtab.models.config.arms import vanilla
 from trimtab.models.config.base import PolicyPrompts
@@ -46,34 +46,8 @@ from trimtab.models.specs import (
     SFT,
     STRENGTH,
 )
-from trimtab.models.studies.variants import (
-    AS_GOOD,
-    CRITERIA,
-    DENOISED_AT_KL,
-    DROPOUT,
-    DYNAMIC_KL,
-    EARLY,
-    EPOCHS,
-    FEW_PAIRS,
-    FLIP_SHARES,
-    JUDGES_RIGHT,
-    KL_COEFS,
-    PAIRS_PER_PROMPT,
-    PTX_COEFS,
-    PTX_KL_COEFS,
-    RATED,
-    RATED_PROMPTS,
-    REHEARSAL_KL_COEFS,
-    REHEARSALS,
-    ROUND_ARMS,
-    SIMCSE_STRENGTHS,
-    STARTS,
-    TREATMENTS,
-    VANILLA,
-    WITH_DROPOUT,
-    Variant,
-    flipped,
-)
+from trimtab.models.studies import variants
+from trimtab.models.studies.variants import AS_GOOD, TREATMENTS, WITH_DROPOUT, Variant, flipped
 from trimtab.tasks.resources import ALL_CORES
 
 NUM_ROUNDS = 4
@@ -87,7 +61,6 @@ VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
 
 def vanilla_ppo(run: Run, varied: Mapping[str, Variant]) -> None:
     """Vanilla PPO on raw scores, with what variants change of it."""
-    add_scorer(run, "raw")
     for name, variant in varied.items():
         add_policy(run, name, with_changes(vanilla(run.config.ppo), variant.changes), "scorer_raw")
 
@@ -95,8 +68,8 @@ def vanilla_ppo(run: Run, varied: Mapping[str, Variant]) -> None:
 def early_reward_models(run: Run) -> None:
     """PPO-max on reward models of few pairs and of all."""
     add_scorer(run, "raw")
-    add_scorers(run, EARLY)
-    for name in EARLY:
+    add_scorers(run, variants.EARLY)
+    for name in variants.EARLY:
         add_policy(run, name, ppo_without_rehearsal(run), f"scorer_{name}")
 
 
@@ -104,8 +77,8 @@ def starts(run: Run) -> None:
     """PPO-max, its critic and its policy from elsewhere."""
     add_scorer(run, "raw")
     config = run.seeded(with_changes(run.config.sft, {"fine_tune": False}))
-    add(run, "untrained", SFT, config, data="data", label="no SFT", resources=ALL_CORES)
-    for name, variant in STARTS.items():
+    add(run, "untrained", SFT, config, label="no SFT", resources=ALL_CORES)
+    for name, variant in variants.STARTS.items():
         start = "untrained" if name == "without_sft" else "sft"
         ppo = ppo_without_rehearsal(run, variant.changes)
         add_policy(run, name, ppo, "scorer_raw", start=start)
@@ -113,33 +86,21 @@ def starts(run: Run) -> None:
 
 def ppo_max(run: Run) -> None:
     """PPO-max on the reward model, without rehearsal."""
-    add_scorer(run, "raw")
     add_policy(run, "ppo_max_rm", ppo_without_rehearsal(run), "scorer_raw")
 
 
 def vanilla_and_ppo_max(run: Run) -> None:
     """SFT, PPO-max and vanilla PPO, all measured by the reward model they are trained on."""
-    vanilla_ppo(run, VANILLA)
+    vanilla_ppo(run, variants.VANILLA)
     ppo_max(run)
 
 
 def pretraining_losses(run: Run) -> None:
     """PPO-max with the pre-training loss and without, at several KL coefficients."""
-    add_scorer(run, "raw")
-    for kl_coef in PTX_KL_COEFS:
-        for ptx_coef in PTX_COEFS:
-            ppo = ppo_without_rehearsal(run, {"ptx_coef": ptx_coef}, kl_coef)
-            add_policy(run, f"ptx_{ptx_coef:g}_{kl_coef:g}", ppo, "scorer_raw")
-
-
-def vote(run: Run) -> None:
-    """The strength of the labels, by the ensemble's vote."""
-    add_strength(run)
-
-
-def reward_models(run: Run, varied: Mapping[str, Variant]) -> None:
-    """Reward models by the treatment of their labels."""
-    add_scorers(run, varied)
+    for coef in variants.PTX_KL_COEFS:
+        for name, variant in variants.PTX.items():
+            ppo = ppo_without_rehearsal(run, variant.changes, coef)
+            add_policy(run, f"{name}_{coef:g}", ppo, "scorer_raw")
 
 
 def long_reward_models(run: Run) -> None:
@@ -155,7 +116,6 @@ def free_policies(run: Run) -> None:
 
 
 def _add_free_policy(run: Run, name: str, baseline: str) -> None:
-    add_scorer(run, "raw")
     free = ppo_without_rehearsal(run, kl_coef=0.0)
     add_policy(run, f"free_{name}", free, f"scorer_{name}")
     if name != baseline:
@@ -168,20 +128,19 @@ def denoised_policies(run: Run) -> None:
     few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
     noisy = changed(run, {"comparisons": few})
     add_scorer(noisy, "raw")
-    add_scorers(noisy, DENOISED_AT_KL, train={"num_epochs": 4})
-    for name in DENOISED_AT_KL:
-        for coef in KL_COEFS:
+    add_scorers(noisy, variants.DENOISED_AT_KL, train={"num_epochs": 4})
+    for name in variants.DENOISED_AT_KL:
+        for coef in variants.KL_COEFS:
             ppo = ppo_without_rehearsal(run, kl_coef=coef)
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
 
 
 def features(run: Run) -> None:
-    """What reward models of one dropout, with and without SimCSE, make of the test answers."""
-    for name, variant in SIMCSE_STRENGTHS.items():
+    """Features of the test answers, by reward models of one dropout with and without SimCSE."""
+    for name, variant in variants.SIMCSE_STRENGTHS.items():
         _add_contrastive_scorer(run, name, variant)
         scorer, label = f"scorer_{name}", f"features, {name}"
-        inputs = {"scorer": scorer, "preferences": "preferences"}
-        add(run, f"features_{scorer}", FEATURES, FeaturesConfig(), label=label, **inputs)
+        add(run, f"features_{scorer}", FEATURES, FeaturesConfig(), scorer=scorer, label=label)
 
 
 def contrastive_policies(run: Run) -> None:
@@ -193,18 +152,17 @@ def contrastive_policies(run: Run) -> None:
 
 def _add_contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
     contrastive = ContrastiveConfig.model_validate(variant.changes) if variant.changes else None
-    add_scorer(run, name, train={"dropout": DROPOUT}, contrastive=contrastive)
+    add_scorer(run, name, train={"dropout": variants.DROPOUT}, contrastive=contrastive)
 
 
 def rated_responses(run: Run) -> None:
-    """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
-    asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
-    add_scorers(changed(run, {"comparisons": asked}), RATED)
+    """Reward models on several pairs of a prompt's responses, by the treatment of the labels."""
+    add_scorers(changed(run, {"comparisons": variants.RATED_PROMPTS}), variants.RATED)
 
 
 def rounds(run: Run) -> None:
     """Four rounds from SFT: on the reward model as it is, and as each kind of round trains it."""
-    for name in ROUND_ARMS:
+    for name in variants.ROUND_ARMS:
         _add_rounds(run, name, NUM_ROUNDS)
     for number in range(1, NUM_ROUNDS + 1):
         for rival in ("plain", "eta_0"):
@@ -215,7 +173,7 @@ def rounds(run: Run) -> None:
 def rounds_at_dynamic_kl(run: Run) -> None:
     """As many rounds of MetaRM whose KL coefficient is steered to a KL."""
     rounds(run)
-    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=DYNAMIC_KL)
+    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=variants.DYNAMIC_KL)
 
 
 def adaptation(run: Run) -> None:
@@ -243,35 +201,29 @@ def _add_rounds(
     changes: of PPOConfig.
     """
     add_scorer(run, "raw")
-    whole, policy = run.config.ppo, "sft"
+    recipe, policy = run.config.ppo, "sft"
     share = {
         "prompts": prompts,
-        "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
-        "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
+        "num_steps": max(1, round(recipe.num_steps * SHARE_OF_STEPS)),
+        "policy_learning_rate": recipe.policy_learning_rate * SHARE_OF_RATE,
     }
-    ppo = ppo_without_rehearsal(run, {**share, **changes}, whole.kl_coef)
+    ppo = ppo_without_rehearsal(run, {**share, **changes}, recipe.kl_coef)
     meta_rm = run.config.rounds.meta_rm
     redrawn = {"redraw_prompts": True, "num_held_out": meta_rm.num_prompts // 2, "prompts": prompts}
     for number in range(1, count + 1):
         name, scorer = f"{prefix}{arm}_{number}", "scorer_raw"
-        if of_meta_rm := ROUND_ARMS[arm].changes:
+        if of_meta_rm := variants.ROUND_ARMS[arm].changes:
             scorer = f"meta_rm_{name}"
             config = with_changes(meta_rm, {**redrawn, **of_meta_rm})
             add_meta_rm(run, scorer, config, policy, scorer.replace("_", " "), number)
-        inputs = {"policy": policy, "reference": "sft", "scorer": scorer, "data": "data"}
+        inputs = {"policy": policy, "reference": "sft", "scorer": scorer}
         policy = f"policy_{name}"
         add(run, policy, PPO_MAX, run.seeded(ppo, number), label=f"PPO {name}", **inputs)
         add_outcome(run, name, scorer)
 
 
-def both_scorers(run: Run) -> None:
-    """Reward model and Advantage Model on the pairs as given."""
-    add_both_scorers(run)
-
-
 def forgetting(run: Run) -> None:
     """The reward model, and PPO on it."""
-    add_scorer(run, "raw")
     add_policy(run, "reward_model", ppo_without_rehearsal(run), "scorer_raw")
 
 
@@ -289,8 +241,8 @@ def policies_by_scorer(run: Run) -> None:
 
 def epochs_on_few_pairs(run: Run) -> None:
     """Both scorers after several epochs on a thousand pairs."""
-    few = with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS})
-    for epochs in EPOCHS:
+    few = with_changes(AS_GIVEN, {"max_pairs": variants.FEW_PAIRS})
+    for epochs in variants.EPOCHS:
         name = f"epochs_{epochs}"
         train = {"num_epochs": epochs}
         add_scorer(run, name, few, train=train)
@@ -305,13 +257,13 @@ def rehearsal_by_kl(run: Run) -> None:
     add_both_scorers(run)
     recipe = run.config.rehearsal
     # One cluster of as many examples as are kept: none is selected.
-    kept = recipe.num_clusters * recipe.per_cluster
-    at_random = {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
-    for name, variant in REHEARSALS.items():
+    count = recipe.num_clusters * recipe.per_cluster
+    at_random = {"max_prompts": count, "num_clusters": 1, "per_cluster": count}
+    for name, variant in variants.REHEARSALS.items():
         if name != "without":
             drawn = at_random if name == "random" else {}
             add_rehearsal(run, name, with_changes(recipe, {**variant.changes, **drawn}))
-        for coef in REHEARSAL_KL_COEFS:
+        for coef in variants.REHEARSAL_KL_COEFS:
             if name == "without":
                 ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
             else:
@@ -325,28 +277,26 @@ def rehearsal_criteria(run: Run) -> None:
     shown = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
     ppo = set_kl(run.config.ppo, 0.0)
     add_policy(run, "without_0", ppo_without_rehearsal(run, kl_coef=0.0), "advantage_raw")
-    for name, variant in CRITERIA.items():
+    for name, variant in variants.CRITERIA.items():
         add_rehearsal(run, name, with_changes(shown, variant.changes))
         add_policy(run, f"{name}_0", ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 
 def two_behaviour_policies(run: Run) -> None:
     """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
-    add_scorer(run, "raw")
     add_policy(run, "first", ppo_without_rehearsal(run), "scorer_raw")
     both = [run["sft"], run["policy_first"]]
     # At the temperature that likelihoods are taken at: ratios are of who wrote the answers.
-    asked = with_changes(run.config.comparisons, {"temperature": 1.0, "expert_temperature": 1.0})
+    plain = {"temperature": 1.0, "expert_temperature": 1.0}
     run["preferences"] = run.submit(
         COMPARISONS,
-        run.seeded(asked, 1),
+        run.seeded(with_changes(run.config.comparisons, plain), 1),
         data=run["data"],
         policy=both,
         label="comparisons of two policies",
     )
-    scorers = {"policy": "policy_first", "preferences": "preferences"}
     config, label = run.seeded(run.config.reward_model), "reward model, two policies"
-    add(run, "scorer_two", REWARD_MODEL, config, label=label, **scorers)
+    add(run, "scorer_two", REWARD_MODEL, config, policy="policy_first", label=label)
     # Ratios to pi_phi itself are 1: as many policies, at the same scale of scores.
     unit = ["policy_first", "policy_first"]
     weighing = with_changes(run.config.advantage_model, {"use_importance_weights": True})
@@ -356,16 +306,16 @@ def two_behaviour_policies(run: Run) -> None:
             f"scorer_{name}",
             ADVANTAGE_MODEL,
             run.seeded(weighing),
+            policy="policy_first",
             behaviour=behaviour,
             data=prompts_for(run),
             label=f"Advantage Model {name}",
-            **scorers,
         )
 
 
 def judges(run: Run) -> None:
     """Policies of every judge, and of people's labels; people's labels judge them all."""
-    _add_feedback(run, JUDGES_RIGHT)
+    _add_feedback(run, variants.JUDGES_RIGHT)
 
 
 def feedback(run: Run) -> None:
@@ -398,10 +348,9 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
     """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
     judged, labelled, how = f"judged_{name}", f"labelled_{name}", f", right in {name}"
     config = run.seeded(JudgePreferencesConfig(judge=judge))
-    pairs = {"preferences": "preferences"}
-    add(run, judged, JUDGE_PREFERENCES, config, label=f"judge{how}", **pairs)
+    add(run, judged, JUDGE_PREFERENCES, config, label=f"judge{how}")
     label = f"AI labels{how}"
-    add(run, labelled, AI_LABELS, AILabelsConfig(), judgements=judged, label=label, **pairs)
+    add(run, labelled, AI_LABELS, AILabelsConfig(), judgements=judged, label=label)
     add(
         run,
         f"scorer_{name}",
@@ -415,9 +364,9 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
 
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
-    whole = changed(run, {"ensemble": {"size": max(SIZES), "votes": VOTES}})
-    add_strength(whole)
-    compare_votes(whole)
+    largest = changed(run, {"ensemble": {"size": max(SIZES), "votes": VOTES}})
+    add_strength(largest)
+    compare_votes(largest)
     for mode in VOTES:
         prefix = "" if mode == VOTES[0] else f"{mode}_"
         members = [f"{prefix}member_{index}" for index in range(max(SIZES))]
@@ -430,7 +379,7 @@ def votes(run: Run) -> None:
 
 def planted_flips(run: Run) -> None:
     """Both votes, embedding models and length, with shares of the clear labels turned round."""
-    for share in FLIP_SHARES:
+    for share in variants.FLIP_SHARES:
         changes = {"preferences": {"flip_share": share}, "ensemble": {"votes": VOTES}}
         turned = replace(changed(run, changes), roles={})
         add_strength(turned)

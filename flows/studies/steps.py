@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from trimtab.flows.config.config import with_changes as with_changes
+from trimtab.flows.config.config import with_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
@@ -32,23 +32,24 @@ AS_GIVEN = RelabelConfig(flip_below=None)
 
 
 def changed(run: Run, changes: Mapping[str, Any]) -> Run:
-    """The run with another configuration; what it submits becomes a role of `run`, too."""
+    """The run with another configuration, which adds its roles to those of `run`."""
     return replace(run, config=with_changes(run.config, changes))
 
 
 def add(run: Run, role: str, spec: StageSpec, config: Any, **keywords: Any) -> None:
     """Submit a stage under a role, unless the run has it.
 
-    keywords: of `Run.submit`, with inputs given by their roles.
+    keywords: of `Run.submit`, with inputs given by their roles. A required input that is not given
+    is the role of its name, as `preferences`.
     """
     if role in run.roles:
         return
     for name in spec.inputs:
-        given = keywords.get(name)
-        if isinstance(given, list):
-            keywords[name] = [run[each] for each in given]
-        elif isinstance(given, str):
-            keywords[name] = run[given]
+        roles = keywords.get(name, name if name in spec.required else None)
+        if isinstance(roles, list):
+            keywords[name] = [run[other] for other in roles]
+        elif isinstance(roles, str):
+            keywords[name] = run[roles]
     run[role] = run.submit(spec, config, **keywords)
 
 
@@ -79,14 +80,13 @@ def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes:
     """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
     add_strength(run)
     config = run.config.reward_model
-    add(run, f"pairs_{name}", RELABEL, labels, preferences="preferences", strength="strength")
+    add(run, f"pairs_{name}", RELABEL, labels)
     add(
         run,
         f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(with_changes(config, changes)),
         policy="sft",
-        preferences="preferences",
         pairs=f"pairs_{name}",
         trunk=trunk_for(run, config.train),
         label=f"reward model {name}",
@@ -103,7 +103,6 @@ def add_advantage_model(
         ADVANTAGE_MODEL,
         run.seeded(config),
         policy="sft",
-        preferences="preferences",
         pairs=pairs,
         trunk=trunk_for(run, config.train),
         behaviour=["sft"] if config.use_importance_weights else None,
@@ -130,8 +129,6 @@ def add_meta_rm(
         run.seeded(config, offset),
         scorer="scorer_raw",
         policy=policy,
-        data="data",
-        preferences="preferences",
         pairs="pairs_raw",
         trunk=trunk_for(run, run.config.reward_model.train, config.train),
         label=label,
@@ -146,7 +143,6 @@ def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
         f"rehearsal_{name}",
         REHEARSAL,
         run.seeded(config),
-        data="data",
         policy="sft",
         scorer="advantage_raw",
         label=f"rehearsal {name}",
@@ -162,7 +158,7 @@ def ppo_without_rehearsal(
 
 
 def set_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
-    """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
+    """PPO-max at another KL coefficient; the guard only warns, so that all steps are run."""
     return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": {"action": "warn"}})
 
 
@@ -177,9 +173,10 @@ def add_policy(
 ) -> None:
     """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT.
 
-    Without `scored_by`, the judge of `ppo.scoring` rates answers in training, and `scorer_raw`, the
-    reward model on labels as given, measures the policy.
+    `scorer_raw`, the reward model on labels as given, measures SFT's answers. Without `scored_by`,
+    the judge of `ppo.scoring` rates answers in training, and `scorer_raw` measures the policy too.
     """
+    add_scorer(run, "raw")
     add(
         run,
         f"policy_{name}",
@@ -188,7 +185,6 @@ def add_policy(
         policy=start,
         reference=start,
         scorer=scored_by,
-        data="data",
         rehearsal=rehearsed,
         label=f"PPO {name}",
     )

@@ -12,13 +12,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.config import RunConfig, with_changes
 from trimtab.flows.config.paths import nested
-from trimtab.flows.pipeline.policies import (
-    measure,
-    train_policies,
-    train_policy,
-)
+from trimtab.flows.pipeline.policies import measure, train_policies, train_policy
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
@@ -31,7 +27,6 @@ from trimtab.flows.studies.steps import (
     add_scorer,
     add_strength,
     changed,
-    with_changes,
 )
 from trimtab.models.config.arms import Arm
 from trimtab.models.studies.variants import CONSTANTS, STRENGTHS, TEMPERATURES, Constant
@@ -49,16 +44,16 @@ def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
 
 
 def _thresholds(config: RunConfig, value: float) -> dict[str, Any]:
-    """All moved alike, to that last one."""
+    """All thresholds moved by as much, so that the last one is the value."""
     thresholds = config.rest.improve.thresholds
     moved = [round(threshold + value - thresholds[-1], 6) for threshold in thresholds]
     return {"improve": {"thresholds": moved}}
 
 
 def _clusters(config: RunConfig, value: float) -> dict[str, Any]:
-    """With as many examples in all."""
-    kept = config.rehearsal.num_clusters * config.rehearsal.per_cluster
-    return {"num_clusters": int(value), "per_cluster": max(1, kept // int(value))}
+    """As many examples in all, in another number of clusters."""
+    count = config.rehearsal.num_clusters * config.rehearsal.per_cluster
+    return {"num_clusters": int(value), "per_cluster": max(1, count // int(value))}
 
 
 # Changes of a section, where another value of the setting changes more than the setting.
@@ -70,7 +65,7 @@ CHANGES: dict[str, Callable[[RunConfig, float], dict[str, Any]]] = {
 
 
 def recipe_value(config: RunConfig, constant: Constant) -> float:
-    """The recipe's value of what is swept; of several the last."""
+    """The recipe's value of the swept setting; of several values the last."""
     value: Any = reduce(getattr, constant.setting.split("."), config)
     recipe: float = value[-1] if isinstance(value, tuple) else value
     return recipe
@@ -118,15 +113,15 @@ def sweep(run: Run, varied: str) -> None:
 
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
-    whole = changed(run, {"arms": tuple(STRENGTHS)})
-    add_strength(whole)
-    train_scorers(whole)
-    recipe = replace(whole, roles=dict(run.roles))
+    compared = changed(run, {"arms": tuple(STRENGTHS)})
+    add_strength(compared)
+    train_scorers(compared)
+    recipe = replace(compared, roles=dict(run.roles))
     train_policies(recipe)
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
-    for arm in whole.config.arms:
-        for _, name, swept in swept_runs(whole, STRENGTHS[arm]):
+    for arm in compared.config.arms:
+        for _, name, swept in swept_runs(compared, STRENGTHS[arm]):
             swept = replace(swept, roles=dict(shared))
             train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():
@@ -145,6 +140,6 @@ def temperatures(run: Run) -> None:
         for arm in ("sft", *chosen):
             policy = run["sft" if arm in ("sft", "best_of_n") else f"policy_{arm}"]
             name = f"{arm}_{temperature:g}"
-            asked = changed(run, {"evaluate": candidates.get(arm, {})})
-            measure(asked, name, policy, run["advantage_model"], temperature=temperature)
+            sampled = changed(run, {"evaluate": candidates.get(arm, {})})
+            measure(sampled, name, policy, run["advantage_model"], temperature=temperature)
             add_comparison(run, f"judge_{name}", name, "sft")

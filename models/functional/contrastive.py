@@ -54,11 +54,10 @@ def simcse_loss(
     require_floating("simcse_loss", first=first, second=second)
     _require_positive("simcse_loss", temperature=temperature)
     logits = _cosines(first, second) / temperature
-    places = torch.arange(len(logits), device=logits.device)
-    loss = F.cross_entropy(logits, places)
-    others = logits.detach().masked_fill(
-        torch.eye(len(places), device=places.device).bool(), -torch.inf
-    )
+    place = torch.arange(len(logits), device=logits.device)
+    loss = F.cross_entropy(logits, place)
+    is_same = torch.eye(len(logits), device=logits.device).bool()
+    others = logits.detach().masked_fill(is_same, -torch.inf)
     is_nearest = logits.detach().diagonal() > others.amax(1)
     return loss, {
         "contrastive_loss": loss.detach(),

@@ -37,9 +37,9 @@ def segment_scores(logprobs: Tensor, mask: Tensor, alpha: float, gamma: float) -
     require_shape("segment_scores", 2, logprobs=logprobs, mask=mask)
     require_mask("segment_scores", mask)
     require_floating("segment_scores", logprobs=logprobs)
-    kept = torch.where(mask, logprobs, torch.zeros_like(logprobs))
+    counted = torch.where(mask, logprobs, torch.zeros_like(logprobs))
     step = (mask.cumsum(1) - 1).clamp_min(0)
-    return alpha * (kept * torch.as_tensor(gamma, dtype=logprobs.dtype) ** step).sum(1)
+    return alpha * (counted * torch.as_tensor(gamma, dtype=logprobs.dtype) ** step).sum(1)
 
 
 def cpl_loss(

@@ -87,8 +87,8 @@ def hir_loss(
         )
     likelihoods = masked_mean(logprobs, response_mask, dim=2)
     place = satisfied[:, None]
-    of_satisfied = likelihoods.gather(1, place)[:, 0]
-    supervised, contrastive = -of_satisfied.mean(), (likelihoods.logsumexp(1) - of_satisfied).mean()
+    likelihood = likelihoods.gather(1, place)[:, 0]
+    supervised, contrastive = -likelihood.mean(), (likelihoods.logsumexp(1) - likelihood).mean()
     entropy = masked_mean(entropies, response_mask, dim=2).gather(1, place).mean()
     loss = supervised + contrastive_coef * contrastive - entropy_coef * entropy
     others = likelihoods.detach().scatter(1, place, -torch.inf)
@@ -96,5 +96,5 @@ def hir_loss(
         "supervised_loss": supervised.detach(),
         "contrastive_loss": contrastive.detach(),
         "entropy": entropy.detach(),
-        "accuracy": (of_satisfied.detach() > others.amax(1)).to(of_satisfied.dtype).mean(),
+        "accuracy": (likelihood.detach() > others.amax(1)).to(likelihood.dtype).mean(),
     }

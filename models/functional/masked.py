@@ -36,10 +36,10 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     require_mask("masked_mean", mask)
     require_floating("masked_mean", x=x)
     # where, not a product: 0 * NaN is NaN, in the value and in the gradient.
-    kept = torch.where(mask, x, torch.zeros_like(x))
+    counted = torch.where(mask, x, torch.zeros_like(x))
     if dim is None:
-        return kept.sum() / mask.sum().clamp_min(1)
-    return kept.sum(dim) / mask.sum(dim).clamp_min(1)
+        return counted.sum() / mask.sum().clamp_min(1)
+    return counted.sum(dim) / mask.sum(dim).clamp_min(1)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:

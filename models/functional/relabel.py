@@ -160,21 +160,21 @@ def doubt_weight(
     return weight
 
 
-def relabel_soft_labels(relabelled: Relabel, given: Tensor) -> Relabel:
+def relabel_soft_labels(relabelled: Relabel, soft: Tensor) -> Relabel:
     """The treatment of labels that are soft already (deviation 7).
 
     label = q p + (1 - q) (1 - p), with p the label given and q what `relabel` makes of a certain
     one: that the label is right, or wrong and the treatment too. p = 1 leaves q, q = 1 leaves p
     (also where a pair is flipped: p is then of the order after the flip), and 1/2 stays 1/2.
 
-    relabelled: a Relabel of N pairs. given: (N,), probability in [0, 1] that chosen is better.
+    relabelled: a Relabel of N pairs. soft: (N,), probability in [0, 1] that chosen is better.
     Returns a new Relabel, `relabelled` is kept.
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
     """
-    require_shape("relabel_soft_labels", 1, label=relabelled.label, given=given)
-    if not bool(((given >= 0) & (given <= 1)).all()):
+    require_shape("relabel_soft_labels", 1, label=relabelled.label, given=soft)
+    if not bool(((soft >= 0) & (soft <= 1)).all()):
         raise ValueError("relabel_soft_labels: given must be probabilities in [0, 1]")
-    label = relabelled.label * given + (1 - relabelled.label) * (1 - given)
+    label = relabelled.label * soft + (1 - relabelled.label) * (1 - soft)
     return relabelled._replace(label=label)
 
 

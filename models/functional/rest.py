@@ -41,11 +41,11 @@ def improvement_sets(
     sets = []
     for threshold in thresholds:
         least = torch.quantile(scores, threshold) if kind == "quantile" else threshold
-        kept = (scores >= least).nonzero()[:, 0]
-        if len(kept) == 0:
+        best = (scores >= least).nonzero()[:, 0]
+        if len(best) == 0:
             raise ValueError(
                 f"improvement_sets: no sample scores {threshold} or more; the highest score is "
                 f"{float(scores.max()):.3f}: lower the threshold, or use quantiles"
             )
-        sets.append(kept)
+        sets.append(best)
     return sets

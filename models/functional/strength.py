@@ -63,28 +63,6 @@ def preference_strength(
     return mean, variance.sqrt()
 
 
-def strength_groups(mean: Tensor, std: Tensor, num_groups: int = 20) -> tuple[Tensor, Tensor]:
-    """Group means of strength and of its spread, weakest group first [RM figure 2].
-
-    Pairs are sorted by mean, ascending (ties keep their order), and cut into groups of equal
-    size up to one. In the paper std is U-shaped over the groups.
-
-    mean, std: (N,), logits, from `preference_strength`. num_groups: in [1, N].
-    Returns group_mean (G,) and group_std (G,), logits, group_mean ascending.
-    Raises ShapeError for other shapes, ValueError for a num_groups outside [1, N].
-    """
-    require_shape("strength_groups", 1, mean=mean, std=std)
-    if not 1 <= num_groups <= mean.shape[0]:
-        raise ValueError(
-            f"strength_groups: num_groups must be in [1, {mean.shape[0]}] (the number of pairs), "
-            f"found {num_groups}"
-        )
-    order = torch.argsort(mean, stable=True)
-    group_mean = [group.mean() for group in mean[order].tensor_split(num_groups)]
-    group_std = [group.mean() for group in std[order].tensor_split(num_groups)]
-    return torch.stack(group_mean), torch.stack(group_std)
-
-
 def calibrated_strength(
     differences: Tensor,
     learned: Tensor,
@@ -123,14 +101,14 @@ def calibrated_strength(
     share = np.ones(len(is_known)) if label is None else label.double().numpy()
     count = voted[:, is_known].sum(1, keepdims=True)
     scale = np.sqrt((known**2).sum(1, keepdims=True) / np.maximum(count, 1))
-    votes, known = (values / np.where(scale > 0, scale, 1) for values in (votes, known))
+    votes, known = (scores / np.where(scale > 0, scale, 1) for scores in (votes, known))
     labels = share[is_known]
     weights = np.where(scale[:, 0] > 0, _weights_despite_errors(known, labels), 0.0)
-    voter_weights = [
+    by_member = [
         _likeliest_weights(vote[None, where], labels[where]) if where.any() else np.zeros(1)
         for vote, where in zip(known, voted[:, is_known], strict=True)
     ]
-    alone = torch.from_numpy(np.stack(voter_weights) * votes)
+    alone = torch.from_numpy(np.stack(by_member) * votes)
     mean = masked_mean(alone, counted, dim=0)
     spread = masked_mean((alone - mean).square(), counted, dim=0).sqrt()
     unscaled = weights / np.where(scale > 0, scale, 1)[:, 0]
@@ -145,17 +123,17 @@ def _scaled_by_voters(
     label: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Strengths (N,) whose scale is the likeliest for each set of members that vote (M, N)."""
-    sets, whose = np.unique(voted, axis=1, return_inverse=True)
+    sets, set_of = np.unique(voted, axis=1, return_inverse=True)
     scaled = total.copy()
     if sets.shape[1] == 1:
         return scaled
     for number in range(sets.shape[1]):
-        of_set = whose.ravel() == number
-        known = total[of_set & is_known]
+        in_set = set_of.ravel() == number
+        known = total[in_set & is_known]
         size = np.sqrt((known**2).mean()) if len(known) >= FEWEST_ALIKE else 0.0
         if size > 0:
-            scaled[of_set] *= (
-                _likeliest_weights(known[None] / size, label[of_set & is_known])[0] / size
+            scaled[in_set] *= (
+                _likeliest_weights(known[None] / size, label[in_set & is_known])[0] / size
             )
     return scaled
 
@@ -194,11 +172,11 @@ def _weights_despite_errors(
     def loss(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights, share = values[:-1], values[-1]
         right = expit(weights @ votes)
-        given = share + (1 - 2 * share) * right
+        as_is = share + (1 - 2 * share) * right
         other = share + (1 - 2 * share) * expit(-(weights @ votes))
-        value = -(xlogy(label, given) + xlogy(1 - label, other)).mean()
+        value = -(xlogy(label, as_is) + xlogy(1 - label, other)).mean()
         against = np.divide(1 - label, other, out=np.zeros_like(other), where=label < 1)
-        surplus = label / given - against
+        surplus = label / as_is - against
         slope = (1 - 2 * share) * right * (1 - right) * surplus
         by_share = -((1 - 2 * right) * surplus).mean()
         gradient = [*(-(votes * slope).mean(1) + 2e-4 * weights), by_share]

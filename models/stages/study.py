@@ -49,7 +49,7 @@ def run(config: StudyConfig, stage: Stage) -> None:
     charts = [draw(plots) for plots in zip(*plots_by_seed, strict=True)]
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     card = {
-        **exhibit.said,
+        **exhibit.description,
         "scale": config.scale,
         "command": config.command,
         "seconds": seconds,

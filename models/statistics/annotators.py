@@ -79,11 +79,11 @@ def opinions_of(rows: Iterable[Mapping[str, Any]]) -> Opinions | None:
         item = items.setdefault((row["prompt"], first, second), len(items))
         sign = 1 if row["chosen"] == first else -1
         item_of[row["id"]] = (item, sign)
-        for said in row["opinions"]:
-            who = names.setdefault(said["annotator"], len(names))
-            vote = sign * VALUES[said["prefers"]]
-            if votes.setdefault((item, who), vote) != vote:
-                votes[item, who] = 0
+        for opinion in row["opinions"]:
+            annotator = names.setdefault(opinion["annotator"], len(names))
+            vote = sign * VALUES[opinion["prefers"]]
+            if votes.setdefault((item, annotator), vote) != vote:
+                votes[item, annotator] = 0
     if not votes:
         return None
     keys, vote_on = torch.tensor(list(votes)), torch.tensor(list(votes.values()))
@@ -100,16 +100,16 @@ def consensus(opinions: Opinions) -> Consensus:
     is_cast = opinions.vote != 0
     is_compared = torch.bincount(opinions.item[is_cast], minlength=opinions.num_items) > 1
     is_used = is_cast & is_compared[opinions.item]
-    item, who = opinions.item[is_used], opinions.annotator[is_used]
+    item, annotator = opinions.item[is_used], opinions.annotator[is_used]
     vote = opinions.vote[is_used].double()
-    number = torch.bincount(who, minlength=len(opinions.names)).double()
+    number = torch.bincount(annotator, minlength=len(opinions.names)).double()
 
     probability = (_summed(vote, item, opinions.num_items).sign() + 1) / 2
     for _ in range(MAX_STEPS):
         right = torch.where(vote > 0, probability[item], 1 - probability[item])
-        right = _summed(right, who, len(opinions.names))
+        right = _summed(right, annotator, len(opinions.names))
         accuracy = (PRIOR_RIGHT + right) / (PRIOR_VOTES + number)
-        weights = vote * accuracy.logit()[who]
+        weights = vote * accuracy.logit()[annotator]
         before, probability = probability, _summed(weights, item, opinions.num_items).sigmoid()
         if bool((probability - before).abs().max() < CLOSE_ENOUGH):
             break
@@ -140,9 +140,9 @@ def krippendorff_alpha(opinions: Opinions) -> float | None:
     return float(1 - observed / expected) if expected > 0 else None
 
 
-def label_probabilities(opinions: Opinions, found: Consensus) -> dict[str, float]:
+def label_probabilities(opinions: Opinions, agreed: Consensus) -> dict[str, float]:
     """By a row's id how likely its label is right, where several annotators voted on its item."""
-    shared, probability = opinions.is_shared.tolist(), found.probability.tolist()
+    shared, probability = opinions.is_shared.tolist(), agreed.probability.tolist()
     return {
         name: probability[item] if sign > 0 else 1 - probability[item]
         for name, (item, sign) in opinions.item_of.items()

@@ -61,24 +61,16 @@ def bootstrap_interval(
     values = values.detach().double().cpu()
     if not bool(values.isfinite().all()):
         raise ValueError("bootstrap_interval: values hold NaN or infinity; judge again")
-    resampled = _resampled_means(values, num_resamples, seed)
-    low, high = percentile_ends(resampled, (1 - level) / 2).tolist()
-    return low, high
-
-
-def _resampled_means(values: Tensor, num_resamples: int, seed: int) -> Tensor:
-    """(num_resamples,) float64, the mean of each resample; see `bootstrap_interval`."""
     generator = torch.Generator().manual_seed(seed)
-    num_values = values.shape[0]
-    rows_at_once = max(1, _CHUNK_ELEMENTS // num_values)
-    chunks = []
+    count = len(values)
+    rows_at_once = max(1, _CHUNK_ELEMENTS // count)
+    means = []
     for start in range(0, num_resamples, rows_at_once):
         rows = min(rows_at_once, num_resamples - start)
-        sample = values[
-            torch.randint(num_values, (rows, num_values), generator=generator, device="cpu")
-        ]
-        chunks.append(sample.mean(1))
-    return torch.cat(chunks)
+        drawn = torch.randint(count, (rows, count), generator=generator, device="cpu")
+        means.append(values[drawn].mean(1))
+    low, high = percentile_ends(torch.cat(means), (1 - level) / 2).tolist()
+    return low, high
 
 
 class Bootstrap:
@@ -95,22 +87,22 @@ class Bootstrap:
         self.of_seed = [torch.nonzero(seeds == which)[:, 0] for which in seeds.unique()]
         generator = torch.Generator().manual_seed(seed)
         # Seeds count alike, so that the mean of their shares varies as a share of so many would.
-        sizes = [len(own) for own in self.of_seed]
+        sizes = [len(places) for places in self.of_seed]
         self.num_prompts = len(sizes) ** 2 / sum(1 / size for size in sizes)
         self.counts = torch.zeros(num_resamples, len(seeds), dtype=torch.float64)
         self.share = torch.zeros(len(seeds), dtype=torch.float64)
-        for own in self.of_seed:
-            self.share[own] = 1 / (len(own) * len(self.of_seed))
-            drawn = torch.randint(len(own), (num_resamples, len(own)), generator=generator)
-            self.counts.scatter_add_(1, own[drawn], torch.ones(drawn.shape, dtype=torch.float64))
+        for places, size in zip(self.of_seed, sizes, strict=True):
+            self.share[places] = 1 / (size * len(self.of_seed))
+            drawn = places[torch.randint(size, (num_resamples, size), generator=generator)]
+            self.counts.scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
 
     def shares(self, hits: Tensor) -> list[Spread]:
         """The mean over seeds of the share that is true in each row of hits (K, N), bool."""
         seeds = self._group_by_seed(hits)
         shares = seeds.mean(1).clamp(0, 1).tolist()
         return [
-            Spread(share, *wilson_interval(share, self.num_prompts), own)
-            for share, own in zip(shares, seeds.tolist(), strict=True)
+            Spread(share, *wilson_interval(share, self.num_prompts), by_seed)
+            for share, by_seed in zip(shares, seeds.tolist(), strict=True)
         ]
 
     def nets(self, outcomes: Tensor) -> list[Spread]:
@@ -120,13 +112,13 @@ class Bootstrap:
             wins.mean(1).tolist(), losses.mean(1).tolist(), (wins - losses).tolist(), strict=True
         )
         return [
-            Spread(win - lose, *net_interval(win, lose, self.num_prompts), own)
-            for win, lose, own in rows
+            Spread(win - lose, *net_interval(win, lose, self.num_prompts), by_seed)
+            for win, lose, by_seed in rows
         ]
 
     def _group_by_seed(self, values: Tensor) -> Tensor:
         """(K, seeds), the mean of each seed's prompts."""
-        return torch.stack([values[:, own].double().mean(1) for own in self.of_seed], 1)
+        return torch.stack([values[:, places].double().mean(1) for places in self.of_seed], 1)
 
     def means(self, values: Tensor) -> list[Spread]:
         """The mean over seeds of each row of values (K, N), with percentile intervals."""
@@ -151,4 +143,4 @@ class Bootstrap:
             for row in self.counts[:num_resamples]
         ]
         low, high = percentile_ends(torch.tensor(resampled, dtype=torch.float64)).tolist()
-        return Spread(statistic(everything), low, high, [statistic(own) for own in self.of_seed])
+        return Spread(statistic(everything), low, high, [*map(statistic, self.of_seed)])

@@ -143,8 +143,8 @@ def spearman_of_dense_ranks(first: Tensor, second: Tensor) -> Tensor:
     Sorting is done once for all draws.
     """
     middle = (first.shape[0] + 1) / 2
-    one, two = _mean_ranks(first) - middle, _mean_ranks(second) - middle
-    correlation: Tensor = (one * two).sum() / (one.square().sum() * two.square().sum()).sqrt()
+    x, y = _mean_ranks(first) - middle, _mean_ranks(second) - middle
+    correlation: Tensor = (x * y).sum() / (x.square().sum() * y.square().sum()).sqrt()
     return correlation
 
 

@@ -92,9 +92,9 @@ def net_estimate(outcomes: Tensor, clusters: Tensor | None) -> Estimate:
 def fraction_estimate(values: Tensor, clusters: Tensor | None, seed: int) -> Estimate:
     """Mean of fractions (N,), each in [0, 1]; as of a share where all are alike."""
     if bool((values == values[0]).all()):
-        found = share_estimate(values, clusters)
-        assert found is not None
-        return found
+        share = share_estimate(values, clusters)
+        assert share is not None
+        return share
     return mean_estimate(values, seed)
 
 
@@ -125,9 +125,9 @@ def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | No
     if math.isnan(value):
         return None
     generator = torch.Generator().manual_seed(seed)
-    one, two, examples = dense_ranks(first), dense_ranks(second), torch.arange(len(first))
+    x, y, examples = dense_ranks(first), dense_ranks(second), torch.arange(len(first))
     draws = (redraw(examples, generator) for _ in range(NUM_RESAMPLES))
-    resampled = torch.stack([spearman_of_dense_ranks(one[draw], two[draw]) for draw in draws])
+    resampled = torch.stack([spearman_of_dense_ranks(x[draw], y[draw]) for draw in draws])
     low, high = percentile_ends(resampled).tolist()
     return Estimate(value, low, high, len(first))
 

@@ -35,70 +35,71 @@ from torch import Tensor
 from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 _BISECTIONS = 60
+# Below it lies this share of a distribution whose central 95 % an interval spans.
+_UPPER = 0.975
+Z = NormalDist().inv_cdf(_UPPER)
 
 
-def wilson_interval(share: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Score interval of a share [WILSON; BCD eq. 4].
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """95 % score interval of a share [WILSON; BCD eq. 4].
 
-    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z = Phi^-1((1 + level)/2).
+    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z = Phi^-1(.975).
 
     share: p, in [0, 1]. count: n, above 0: cases, or an effective number of them
-    (`effective_count`). level: in (0, 1).
+    (`effective_count`).
     Returns (low, high) with 0 <= low <= share <= high <= 1 and low < high.
     Raises ValueError for an argument out of range.
     """
-    _require_options("wilson_interval", count, level)
+    _require_count("wilson_interval", count)
     if not 0 <= share <= 1:
         raise ValueError(f"wilson_interval: share must be in [0, 1], found {share}")
-    z = _quantile(level)
-    scale = 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + Z * Z / count
+    middle = (share + Z * Z / (2 * count)) / scale
+    half = Z / scale * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     # Rounding must not put an end on the wrong side of the share.
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
-def net_interval(
-    win: float, lose: float, count: float, *, level: float = 0.95
-) -> tuple[float, float]:
-    """Score interval of a share of wins less a share of losses among the same cases [TANGO].
+def net_interval(win: float, lose: float, count: float) -> tuple[float, float]:
+    """95 % score interval of a share of wins less a share of losses among the same cases [TANGO].
 
     All d with (win - lose - d)^2 <= z^2 (2q + d (1 - d)) / n, where q is the likeliest share of
     losses if the difference is d: q = (sqrt(B^2 - 8C) - B) / 4, with
     B = (2 - win + lose) d - win - lose and C = -lose d (1 - d). Without ties it is Wilson's of the
     wins, doubled and less one.
 
-    win, lose: in [0, 1], together at most 1. count: n, as in `wilson_interval`; so is level.
+    win, lose: in [0, 1], together at most 1. count: n, as in `wilson_interval`.
     Returns (low, high) in [-1, 1] about win - lose.
     Raises ValueError for an argument out of range.
     """
-    _require_options("net_interval", count, level)
+    _require_count("net_interval", count)
     if not (win >= 0 and lose >= 0 and win + lose <= 1 + 1e-9):
         raise ValueError(
             f"net_interval: win and lose must be shares of one whole, found {win} and {lose}"
         )
-    net, z = win - lose, _quantile(level)
+    net = win - lose
 
     def is_inside(difference: float) -> bool:
         b = (2 - win + lose) * difference - win - lose
         c = -lose * difference * (1 - difference)
         losses = (math.sqrt(max(0.0, b * b - 8 * c)) - b) / 4
         variance = 2 * losses + difference * (1 - difference)
-        return (net - difference) ** 2 * count <= z * z * variance
+        return (net - difference) ** 2 * count <= Z * Z * variance
 
     return _furthest(net, -1.0, is_inside), _furthest(net, 1.0, is_inside)
 
 
-def effective_count(values: Tensor, clusters: Tensor | None, *, level: float = 0.95) -> float:
+def effective_count(values: Tensor, clusters: Tensor | None) -> float:
     """How many independent cases clustered ones are worth [KG; FLLS].
 
-    n v / (s^2 (t / z)^2), between 1 and n. v = sum_i (x_i - x)^2 / n^2 is the variance of the mean
-    x were all cases independent; s^2 = C / (C - 1) sum_c (sum_(i in c) (x_i - x))^2 / n^2 is its
-    variance with C clusters; t is Student's quantile with C - 1 degrees of freedom. C where all
-    values are alike (deviation 2), n where every case is a cluster of its own.
+    n v / (s^2 (t / z)^2), between 1 and n, for 95 % intervals. v = sum_i (x_i - x)^2 / n^2 is the
+    variance of the mean x were all cases independent;
+    s^2 = C / (C - 1) sum_c (sum_(i in c) (x_i - x))^2 / n^2 is its variance with C clusters; t is
+    Student's quantile with C - 1 degrees of freedom. C where all values are alike (deviation 2), n
+    where every case is a cluster of its own.
 
     values: (N,), N >= 1, any unit. clusters: (N,) long, at least 0, equal for cases that belong
-    together, as the pairs of one prompt do; None: every case by itself. level: of the interval.
+    together, as the pairs of one prompt do; None: every case by itself.
     Raises ShapeError for other shapes, ValueError for a value that is not finite.
     """
     require_shape("effective_count", 1, values=values)
@@ -123,8 +124,7 @@ def effective_count(values: Tensor, clusters: Tensor | None, *, level: float = 0
     rest = values - values.mean()
     by_cluster = torch.zeros(num_clusters, dtype=torch.float64).index_add(0, of_case, rest)
     spread = num_clusters / (num_clusters - 1) * float(by_cluster.square().sum())
-    student = float(stdtrit(num_clusters - 1, (1 + level) / 2))
-    spread *= (student / _quantile(level)) ** 2
+    spread *= (float(stdtrit(num_clusters - 1, _UPPER)) / Z) ** 2
     alone = float(rest.square().sum())
     return float(number) if spread <= alone else max(1.0, number * alone / spread)
 
@@ -142,13 +142,6 @@ def _furthest(inside: float, outside: float, is_inside: Callable[[float], bool])
     return inside
 
 
-def _quantile(level: float) -> float:
-    """z with a share of `level` of the normal distribution between -z and z."""
-    return NormalDist().inv_cdf((1 + level) / 2)
-
-
-def _require_options(where: str, count: float, level: float) -> None:
-    if not (math.isfinite(count) and count > 0 and 0 < level < 1):
-        raise ValueError(
-            f"{where}: count must be above 0 and level in (0, 1), found {count} and {level}"
-        )
+def _require_count(where: str, count: float) -> None:
+    if not (math.isfinite(count) and count > 0):
+        raise ValueError(f"{where}: count must be above 0, found {count}")

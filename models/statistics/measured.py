@@ -34,14 +34,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """Of one run; `count` examples were measured."""
+    """The value of one run, measured on `count` examples."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Spread(Interval):
-    """Over seeds: their mean, its interval over prompts, and each seed's own."""
+    """The mean over seeds, its interval over prompts, and the value of each seed."""
 
     by_seed: list[float]
 
@@ -52,7 +52,7 @@ class Spread(Interval):
 
     @property
     def standing(self) -> Standing:
-        """As of one run, and every seed is on that side of 0."""
+        """That of the interval, where every seed is on the same side of 0."""
         standing = super().standing
         sign = 1 if standing == "better" else -1
         agree = all(sign * value > 0 for value in self.by_seed)

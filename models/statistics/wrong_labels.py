@@ -59,7 +59,7 @@ class WrongLabels:
 
     contradicted: of the labels that the vote contradicts the number that are wrong. share: of all
     labels, in [0, 0.5). num_first: how many of the contradicted ones to look at first, the weakest,
-    which hold PART_OF_FIRST of those expected to be wrong. worth: as it was given.
+    which hold PART_OF_FIRST of those expected to be wrong. worth: that of `wrong_labels`.
     """
 
     contradicted: Interval
@@ -69,11 +69,10 @@ class WrongLabels:
 
     def numbers(self) -> dict[str, float]:
         """Flat, as a summary holds them."""
-        found: dict[str, float] = {"num_to_look_at_first": self.num_first}
-        found["worth_of_a_pair"] = self.worth
-        for name, own in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
-            found |= {name: own.value, f"{name}_low": own.low, f"{name}_high": own.high}
-        return found
+        numbers = {"num_to_look_at_first": self.num_first, "worth_of_a_pair": self.worth}
+        for name, part in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
+            numbers |= {name: part.value, f"{name}_low": part.low, f"{name}_high": part.high}
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ class _Signs:
         """(W,) under each of SHARES."""
         error = expit(-slope * self.size)
         against = SHARES[:, None] + (1 - 2 * SHARES[:, None]) * error
-        found: Array = xlogy(self.against, against).sum(1)
-        return found + xlogy(self.pairs - self.against, 1 - against).sum(1)
+        likelihood: Array = xlogy(self.against, against).sum(1)
+        return likelihood + xlogy(self.pairs - self.against, 1 - against).sum(1)
 
 
 def wrong_labels(
@@ -107,24 +106,25 @@ def wrong_labels(
     that are asked about; the others, whose share of wrong ones is another, help to tell how often
     the vote errs. None: all.
     """
-    asked = np.ones(len(strength), bool) if is_asked is None else is_asked
-    if not strength[asked].any():
+    is_counted = np.ones(len(strength), bool) if is_asked is None else is_asked
+    if not strength[is_counted].any():
         return None
-    scale = float(np.sqrt(np.square(strength).mean()))
-    whole = strength / scale
-    parts = [_signs(whole[part], worth) for part in (asked, ~asked) if whole[part].any()]
+    scaled = strength / float(np.sqrt(np.square(strength).mean()))
+    parts = [
+        _signs(scaled[part], worth) for part in (is_counted, ~is_counted) if scaled[part].any()
+    ]
     # (B, W): of each b the likelihood under each w, that of the others under their own likeliest.
-    found = np.array([parts[0].log_likelihood(slope) for slope in SLOPES])
+    likelihood = np.array([parts[0].log_likelihood(slope) for slope in SLOPES])
     for others in parts[1:]:
         best = [others.log_likelihood(slope).max() for slope in SLOPES]
-        found += np.array(best)[:, None]
-    profile, slopes = found.max(0), SLOPES[found.argmax(0)]
+        likelihood += np.array(best)[:, None]
+    profile, slopes = likelihood.max(0), SLOPES[likelihood.argmax(0)]
     inside = np.flatnonzero(2 * (profile.max() - profile) <= CHI_SQUARE)
     places = [int(profile.argmax()), int(inside[0]), int(inside[-1])]
-    against = -whole[asked & (whole < 0)]
-    likely = [_chance_wrong(against, SHARES[at], slopes[at]) for at in places]
-    value, low, high = (float(own.sum()) for own in likely)
-    spread = [CHI_SQUARE * float((own * (1 - own)).sum()) for own in likely]
+    against = -scaled[is_counted & (scaled < 0)]
+    chances = [_chance_wrong(against, SHARES[at], slopes[at]) for at in places]
+    value, low, high = (float(chance.sum()) for chance in chances)
+    spread = [CHI_SQUARE * float((chance * (1 - chance)).sum()) for chance in chances]
     return WrongLabels(
         contradicted=Interval(
             value,
@@ -132,16 +132,16 @@ def wrong_labels(
             min(float(len(against)), value + float(np.hypot(high - value, spread[2] ** 0.5))),
         ),
         share=Interval(*(float(SHARES[at]) for at in places)),
-        num_first=_num_first(likely[0]),
+        num_first=_num_first(chances[0]),
         worth=worth,
     )
 
 
 def _signs(strength: Array, worth: float) -> _Signs:
     """Of strengths (N,); those of 0 say nothing."""
-    own = strength[strength != 0]
-    order = np.argsort(np.abs(own), kind="stable")
-    groups = np.array_split(own[order], min(GROUPS, len(own)))
+    strength = strength[strength != 0]
+    order = np.argsort(np.abs(strength), kind="stable")
+    groups = np.array_split(strength[order], min(GROUPS, len(strength)))
     pairs = np.array([len(group) for group in groups], np.float64)
     size = np.array([np.abs(group).mean() for group in groups])
     against = np.array([(group < 0).sum() for group in groups], np.float64)

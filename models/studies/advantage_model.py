@@ -7,7 +7,7 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,13 @@ from trimtab.models.reporting.run.scorers import (
     spread_of,
 )
 from trimtab.models.statistics.calibration import auroc, calibration_curve, pair_confidence
-from trimtab.models.studies.frontier import LEAST_SHARED_KL, is_more_at_equal_kl
+from trimtab.models.studies import variants
+from trimtab.models.studies.frontier import LEAST_SHARED_KL, loses_less
 from trimtab.models.studies.measures import (
     GIVEN,
     KL,
-    LOSE,
     LOST,
-    NET,
     RIGHT,
-    TIE,
-    WIN,
     SeedRun,
     accuracy_of,
     curve_plots,
@@ -39,8 +36,9 @@ from trimtab.models.studies.measures import (
     outcome_plot,
     percent_in_bins,
     read_by_kl,
+    read_variants,
 )
-from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.registry import exhibits_in
 from trimtab.models.studies.results import (
     Line,
     Plot,
@@ -48,37 +46,33 @@ from trimtab.models.studies.results import (
     SeedResult,
     Table,
     bar_plot,
-    column_lines,
-    titled,
+    capitalised,
+    line_at,
 )
-from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
+from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSALS, Variant
 
+exhibit = exhibits_in("advantage-model")
 REWARD, ADVANTAGE, SCALED = "reward model", "Advantage Model", "reward model, temperature scaled"
 MODELS = {REWARD: "scorer_raw", ADVANTAGE: "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
 UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
-WEIGHED = {
-    "reward model": "scorer_two",
-    UNIT_WEIGHTS: "scorer_unweighed",
-    WEIGHTS: "scorer_weighed",
-}
+WEIGHED = {REWARD: "scorer_two", UNIT_WEIGHTS: "scorer_unweighed", WEIGHTS: "scorer_weighed"}
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
 BINS = [-3 + 0.5 * index for index in range(13)]  # of scores over their spread
 ARMS = {
-    "raw_scores_rm": "reward model",
-    "reward_model": "reward model, scores normalised",
-    "advantage_model": "Advantage Model",
-    "full": "Advantage Model + rehearsal",
+    "raw_scores_rm": Variant(REWARD),
+    "reward_model": Variant("reward model, scores normalised"),
+    "advantage_model": Variant(ADVANTAGE),
+    "full": Variant("Advantage Model + rehearsal"),
 }
 
 
 @exhibit(
-    "advantage-model",
-    arms="both_scorers",
+    arms="add_both_scorers",
     claim="The Advantage Model is as accurate and better calibrated",
     printed="accuracy 69.25 and 69.43, ECE 4.70 and 3.48 (HH); 74.75 and 75.28, 5.35 and 3.83",
 )
@@ -91,59 +85,51 @@ def table_1(run: SeedRun) -> SeedResult:
         if run.truth:
             table[name][ECE_RIGHT] = ece(run.clean_gaps(role).gap, "width")
     theirs, ours = table.values()
+    least = accuracy_of(theirs) - MAX_POINTS_LOST
     checks = {
-        "it is at most half a point less accurate": accuracy_of(ours)
-        >= accuracy_of(theirs) - MAX_POINTS_LOST,
+        "it is at most half a point less accurate": accuracy_of(ours) >= least,
         "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
     }
     return SeedResult(table, checks)
 
 
 @exhibit(
-    "advantage-model",
     arms="forgetting",
     claim="A reward model's scores differ between tasks; PPO on it loses what SFT was expert at",
     printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
 )
 def figure_1(run: SeedRun) -> SeedResult:
-    """Reward scores by task, and wins on the forget set.
-
-    Of the reward model, and of PPO on it.
-    """
+    """Reward scores by task, and wins on the forget set."""
     tasks, between, within = _scores_by_task(run, "scorer_raw")
     judged, spread = run.outcome("judge_reward_model", "forget"), ratio_of(between, within)
     table = {
         "reward model": {"spread of task means / spread within": spread},
-        "PPO on it, forget set": {name: judged[name] for name in (WIN, TIE, LOSE)},
+        "PPO on it, forget set": {name: judged[name] for name in ("win", "tie", "lose")},
     }
     checks = {
         "mean scores of tasks lie a quarter of the spread within apart": spread > 0.25,
-        "PPO on it loses more of the forget set than it wins": judged[LOSE] > judged[WIN],
+        "PPO on it loses more of the forget set than it wins": judged["lose"] > judged["win"],
     }
     plot = _task_bars("The reward model scores tasks differently", tasks, {"mean": "mean"})
     return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "advantage-model",
-    arms="both_scorers",
+    arms="add_both_scorers",
     claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
 )
 def figure_2(run: SeedRun) -> SeedResult:
-    """Accuracy by score difference.
-
-    Accuracy by confidence, which is the sigmoid of the score difference.
-    """
+    """Accuracy by score difference."""
     error = "calibration error, bins of equal mass"
     gaps = {name: run.labelled_gaps(role).gap for name, role in MODELS.items()}
     table = {name: {error: ece(gap, "mass")} for name, gap in gaps.items()}
-    curves = {name: _curve(gap) for name, gap in gaps.items()}
     nearer = table[ADVANTAGE][error] < table[REWARD][error]
     plot = Plot(
         "Accuracy by confidence",
         "confidence, 1 / (1 + exp(-score difference)), middle of bin",
         "accuracy on the given test labels",
-        curves | {"perfect calibration": ([0.5, 1.0], [0.5, 1.0])},
+        {name: _curve(gap) for name, gap in gaps.items()}
+        | {"perfect calibration": ([0.5, 1.0], [0.5, 1.0])},
     )
     return SeedResult(table, {"its curve lies nearer to the diagonal": nearer}, [plot])
 
@@ -158,15 +144,10 @@ def _curve(gap: Tensor) -> Line:
 
 
 @exhibit(
-    "advantage-model",
-    arms="both_scorers",
-    claim="The Advantage Model tells good from bad answers more distinctly",
+    arms="add_both_scorers", claim="The Advantage Model tells good from bad answers more distinctly"
 )
 def figure_3(run: SeedRun) -> SeedResult:
-    """Scores of good and bad answers.
-
-    How well scores tell good from bad answers: each model's scores in units of their spread.
-    """
+    """Scores of good and bad answers."""
     area = "AUROC of good against bad answers"
     table, plots = {}, []
     for name, role in MODELS.items():
@@ -193,34 +174,29 @@ def figure_3(run: SeedRun) -> SeedResult:
     return SeedResult(table, {"it tells them apart better": is_better}, plots)
 
 
-@exhibit(
-    "advantage-model",
-    arms="both_scorers",
-    claim="The Advantage Model's means differ far less between tasks",
-)
+@exhibit(arms="add_both_scorers", claim="The Advantage Model's means differ far less between tasks")
 def figure_4(run: SeedRun) -> SeedResult:
     """Mean and deviation of scores by task."""
-    table: Rows = {}
-    means: Rows = {}
-    deviations: Rows = {}
-    for name, role in MODELS.items():
-        tasks, between, within = _scores_by_task(run, role)
-        table[name] = {
+    scored = {name: _scores_by_task(run, role) for name, role in MODELS.items()}
+    table = {
+        name: {
             "spread of task means": between,
             "spread within tasks": within,
             "their ratio": ratio_of(between, within),
         }
-        for task, row in tasks.items():
-            means.setdefault(task, {})[name] = row["mean"]
-            deviations.setdefault(task, {})[name] = row["deviation"]
+        for name, (_, between, within) in scored.items()
+    }
     checks = {
         f"{words} is less": table[ADVANTAGE][words] < table[REWARD][words]
         for words in ("spread of task means", "their ratio")
     }
-    plots = [
-        _task_bars("Mean score by task", means, list(MODELS)),
-        _task_bars("Deviation of scores by task", deviations, list(MODELS)),
-    ]
+    plots = []
+    for title, moment in (("Mean score", "mean"), ("Deviation of scores", "deviation")):
+        tasks = {
+            task: {name: by_task[task][moment] for name, (by_task, *_) in scored.items()}
+            for task in scored[REWARD][0]
+        }
+        plots.append(_task_bars(f"{title} by task", tasks, list(MODELS)))
     return SeedResult(table, checks, plots)
 
 
@@ -240,62 +216,65 @@ def _task_bars(title: str, tasks: Table, columns: Mapping[str, str] | list[str])
 
 
 @exhibit(
-    "advantage-model",
     arms="policies_by_scorer",
     claim="On the Advantage Model quality rises further and does not fall again",
 )
 def figure_5(run: SeedRun) -> SeedResult:
     """PPO by step on the main set, by what scores it."""
-    curves = {label: run.curve(name) for name, label in ARMS.items()}
-    table = {}
-    for name, label in ARMS.items():
-        gold = curves[label].gold
+    curves = run.curves(ARMS)
+
+    def read(name: str) -> dict[str, float]:
+        gold = curves[ARMS[name].label].gold
         tenth = max(1, len(gold) // 10)
         means = [sum(gold[i : i + tenth]) / tenth for i in range(0, len(gold) - tenth + 1, tenth)]
         fall = {"gold, best less last": max(means) - means[-1]} if means else {}
-        table[label] = run.answers(name) | fall | run.outcome(f"judge_{name}")
-    _, normalised, ours, _ = (row[NET] for row in table.values())
+        return run.answers(name) | fall | run.outcome(f"judge_{name}")
+
+    table = read_variants(ARMS, read)
+    raw, normalised, ours, _ = (row["net"] for row in table.values())
     checks = {
-        "on the Advantage Model it wins more often against SFT": ours > table[REWARD][NET],
+        "on the Advantage Model it wins more often against SFT": ours > raw,
         "normalised scores of the reward model do not mend that": ours > normalised,
     }
     return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl")))
 
 
 @exhibit(
-    "advantage-model",
     arms="policies_by_scorer",
     claim="The Advantage Model loses less of the forget set, with rehearsal least",
     printed="main 12.72/12.62/74.66, 14.87/10.38/74.74, 15.78/9.77/74.45 (win, lose, tie)",
 )
 def table_2(run: SeedRun) -> SeedResult:
     """Policies against SFT on the main and the forget set."""
-    outcomes = {
-        eval_set: {label: run.outcome(f"judge_{name}", eval_set) for name, label in ARMS.items()}
-        for eval_set in ("main", "forget")
-    }
+
+    def judged(eval_set: str) -> Rows:
+        return read_variants(ARMS, lambda name: run.outcome(f"judge_{name}", eval_set))
+
+    main, forget = judged("main"), judged("forget")
     table = {
         label: {
-            f"{eval_set}, {key}": rows[label][key]
-            for eval_set, rows in outcomes.items()
-            for key in (WIN, LOSE, TIE, NET)
+            f"{place}, {key}": rows[label][key]
+            for place, rows in (("main", main), ("forget", forget))
+            for key in ("win", "lose", "tie", "net")
         }
-        for label in ARMS.values()
+        for label in main
     }
-    _, reward, advantage, _ = (row["main, net"] for row in table.values())
-    _, reward_lost, advantage_lost, rehearsed_lost = (row[LOST] for row in table.values())
+    _, reward, advantage, _ = (row["net"] for row in main.values())
+    _, reward_lost, advantage_lost, rehearsed_lost = (row["lose"] for row in forget.values())
+    least = min(reward_lost, advantage_lost)
     checks = {
         "the Advantage Model wins more on the main set": advantage > reward,
         "it loses less of the forget set": advantage_lost < reward_lost,
-        "rehearsal loses least of the forget set": rehearsed_lost
-        <= min(reward_lost, advantage_lost),
+        "rehearsal loses least of the forget set": rehearsed_lost <= least,
     }
-    plots = [outcome_plot(f"The {name} set", rows, "SFT") for name, rows in outcomes.items()]
+    plots = [
+        outcome_plot("The main set", main, "SFT"),
+        outcome_plot("The forget set", forget, "SFT"),
+    ]
     return SeedResult(table, checks, plots)
 
 
 @exhibit(
-    "advantage-model",
     arms="sweep",
     varied="num-clusters",
     claim="The number of clusters hardly matters",
@@ -308,18 +287,19 @@ def figure_6(run: SeedRun) -> SeedResult:
     for count, role in counts.items():
         name = role.removeprefix("policy_")
         main = {f"main, {k}": v for k, v in run.outcome(f"judge_{name}").items()}
-        forget = {"forget, net": run.outcome(f"judge_{name}", "forget")[NET]}
+        forget = {"forget, net": run.outcome(f"judge_{name}", "forget")["net"]}
         table[f"{count:g} clusters"] = run.answers(name) | main | forget
     golds = [row.get("gold", row["main, net"]) for row in table.values()]
     checks = {"results lie within .05 of each other": max(golds) - min(golds) < 0.05}
-    nets = {f"{eval_set} set": f"{eval_set}, net" for eval_set in ("main", "forget")}
-    lines = column_lines(counts, table.values(), nets)
+    lines = {
+        f"{place} set": line_at(counts, table.values(), f"{place}, net")
+        for place in ("main", "forget")
+    }
     plot = Plot("The number of clusters", "clusters", "wins minus losses against SFT", lines)
     return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "advantage-model",
     arms="epochs_on_few_pairs",
     claim="Where a reward model is overconfident, the Advantage Model is better calibrated and no "
     "less accurate",
@@ -333,7 +313,6 @@ def calibration(run: SeedRun) -> SeedResult:
     reward model of one epoch, and one whose scores are divided by the temperature that makes the
     validation labels likeliest.
     """
-    # By model and epochs.
     rows: dict[str, list[dict[str, float]]] = {REWARD: [], SCALED: [], ADVANTAGE: []}
     table: Rows = {}
     for name, kind in ((REWARD, "scorer"), (ADVANTAGE, "advantage")):
@@ -344,51 +323,46 @@ def calibration(run: SeedRun) -> SeedResult:
             table[label] = _calibrated(run, role, gap)
             rows[name].append(table[label])
             if name == REWARD:
-                scaled = gap / likeliest_temperature(run.validation_gap(role))
-                table[f"{label}, temperature scaled"] = _calibrated(run, role, scaled)
-                rows[SCALED].append(table[f"{label}, temperature scaled"])
+                label = f"{label}, temperature scaled"
+                temperature = likeliest_temperature(run.validation_gap(role))
+                table[label] = _calibrated(run, role, gap / temperature)
+                rows[SCALED].append(table[label])
     plots = [
         Plot(
-            f"{titled(column)} by epochs",
+            f"{capitalised(column)} by epochs",
             "epochs on a thousand pairs",
             column,
-            {
-                name: ([float(epochs) for epochs in EPOCHS], [row[column] for row in by_epochs])
-                for name, by_epochs in rows.items()
-            },
+            {name: line_at(EPOCHS, by_epochs, column) for name, by_epochs in rows.items()},
         )
         for column in (ECE_GIVEN, OVERCONFIDENCE, RIGHT if run.truth else GIVEN)
     ]
-    return SeedResult(table, _where_overconfident(rows), plots)
+    return SeedResult(table, _where_overconfident(*rows.values()), plots)
 
 
-def _where_overconfident(rows: Mapping[str, list[dict[str, float]]]) -> dict[str, bool]:
+def _where_overconfident(
+    theirs: Sequence[Mapping[str, float]],
+    scaled: Sequence[Mapping[str, float]],
+    ours: Sequence[Mapping[str, float]],
+) -> dict[str, bool]:
     """The parts of the claim, after the epochs at which the reward model is overconfident.
 
-    rows: by model and epochs.
+    theirs, scaled, ours: the reward model's rows by epochs, with a temperature, and the Advantage
+    Model's.
     """
-    over = [
-        models
-        for models in zip(rows[REWARD], rows[SCALED], rows[ADVANTAGE], strict=True)
-        if models[0][OVERCONFIDENCE] > LEAST_OVERCONFIDENCE
-    ]
-    once = rows[REWARD][0][ECE_GIVEN]
+    over = [n for n, row in enumerate(theirs) if row[OVERCONFIDENCE] > LEAST_OVERCONFIDENCE]
+    once = [theirs[0]] * len(theirs)
+
+    def is_calibrated(others: Sequence[Mapping[str, float]]) -> bool:
+        return all(ours[n][ECE_GIVEN] < others[n][ECE_GIVEN] for n in over)
+
     parts = {
-        "the Advantage Model is better calibrated": [
-            ours[ECE_GIVEN] < theirs[ECE_GIVEN] for theirs, _, ours in over
-        ],
-        "it is no less accurate": [
-            accuracy_of(ours) >= accuracy_of(theirs) for theirs, _, ours in over
-        ],
-        "it is better calibrated than a reward model of one epoch": [
-            ours[ECE_GIVEN] < once for _, _, ours in over
-        ],
-        "it is better calibrated than after temperature scaling": [
-            ours[ECE_GIVEN] < scaled[ECE_GIVEN] for _, scaled, ours in over
-        ],
+        "the Advantage Model is better calibrated": is_calibrated(theirs),
+        "it is no less accurate": all(accuracy_of(ours[n]) >= accuracy_of(theirs[n]) for n in over),
+        "it is better calibrated than a reward model of one epoch": is_calibrated(once),
+        "it is better calibrated than after temperature scaling": is_calibrated(scaled),
     }
     return {"several epochs make the reward model overconfident": bool(over)} | {
-        f"there {words}": bool(over) and all(is_so) for words, is_so in parts.items()
+        f"there {words}": bool(over) and is_so for words, is_so in parts.items()
     }
 
 
@@ -411,14 +385,11 @@ def likeliest_temperature(gap: Tensor) -> float:
 
 
 @exhibit(
-    "advantage-model",
     arms="rehearsal_by_kl",
     claim="Rehearsal loses less of the forget set, at equal KL too, and selection is why",
 )
 def rehearsal(run: SeedRun) -> SeedResult:
     """What is lost of the forget set by KL, with rehearsal and without, over KL coefficients.
-
-    PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without.
 
     The forget set has eight task families of as many prompts each, so that a share lost is the
     mean over families. PPO trains on none of them: answers to its own prompts, which the paper
@@ -426,23 +397,19 @@ def rehearsal(run: SeedRun) -> SeedResult:
     latter drawn at random are the control of selection. Lines are compared over the KL, on the
     main prompts, that they share.
     """
-    labels = {name: variant.label for name, variant in REHEARSALS.items()}
 
     def read(name: str, policy: str) -> dict[str, float]:
         row = {KL: run.answers(policy)[KL]}
         row[f"{KL}, forget set"] = run.answers(policy, "forget")[KL]
         return row | run.forgetting(policy) | _rehearsed(run, name, policy)
 
-    table, lines = read_by_kl(labels, REHEARSAL_KL_COEFS, read, LOST)
+    table, lines = read_by_kl(REHEARSALS, variants.REHEARSAL_KL_COEFS, read, LOST)
     without, policy, shown, at_random = lines
     checks = {
         "PPO without a KL penalty loses a tenth of the forget set": lines[without][1][0] > 0.1
     }
     for ours, theirs in ((policy, without), (shown, without), (shown, at_random)):
-        lost = zip(lines[ours][1], lines[theirs][1], strict=True)
-        words = f"{ours} loses less than {theirs}"
-        checks[f"{words} at every KL coefficient"] = all(mine < other for mine, other in lost)
-        checks[f"{words} at equal KL"] = is_more_at_equal_kl(lines[theirs], lines[ours])
+        checks |= loses_less(f"{ours} loses less than {theirs}", lines[ours], lines[theirs])
     note = (
         "A point a KL coefficient. At equal KL: over what two lines share, if that is at least "
         f"{LEAST_SHARED_KL} nats."
@@ -460,7 +427,6 @@ def _rehearsed(run: SeedRun, name: str, policy: str) -> dict[str, float]:
 
 
 @exhibit(
-    "advantage-model",
     arms="rehearsal_criteria",
     claim="Examples of the highest advantage score keep more than those of other criteria",
     printed="named as other criteria, not tried: entropy, response length",
@@ -471,20 +437,16 @@ def rehearsal_criteria(run: SeedRun) -> SeedResult:
     PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
     criterion keeps as many examples of the same clusters.
     """
-    labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
-    table = {
-        label: {
-            **run.forgetting(f"{name}_0"),
-            KL: run.answers(f"{name}_0")[KL],
-            **_rehearsed(run, name, f"{name}_0"),
-        }
-        for name, label in labels.items()
-    }
-    without, highest, *others = table
-    words = "without rehearsal a tenth of the forget set is lost"
-    checks = {words: table[without][LOST] > 0.1} | {
-        f"{highest} loses less than {other}": table[highest][LOST] < table[other][LOST]
-        for other in others
+
+    def read(name: str) -> dict[str, float]:
+        policy = f"{name}_0"
+        row = run.forgetting(policy) | {KL: run.answers(policy)[KL]}
+        return row | _rehearsed(run, name, policy)
+
+    table = read_variants({"without": REHEARSALS["without"]} | CRITERIA, read)
+    (_, without), (highest, best), *others = table.items()
+    checks = {"without rehearsal a tenth of the forget set is lost": without[LOST] > 0.1} | {
+        f"{highest} loses less than {other}": best[LOST] < row[LOST] for other, row in others
     }
     plot = bar_plot(
         "What is lost of the forget set",
@@ -497,7 +459,6 @@ def rehearsal_criteria(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "advantage-model",
     arms="two_behaviour_policies",
     in_world=True,
     claim="Importance weights make the Advantage Model better calibrated on pairs that several "
@@ -506,9 +467,8 @@ def rehearsal_criteria(run: SeedRun) -> SeedResult:
 def importance_weights(run: SeedRun) -> SeedResult:
     """Calibration on pairs of two policies, with importance weights and without.
 
-    Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi.
-
-    Without weights the ratios are 1 and the scale of scores, (N - K) / N, is the same.
+    SFT and a policy of PPO, which is pi_phi, wrote half of the pairs each. Without weights the
+    ratios are 1 and the scale of scores, (N - K) / N, is the same.
     """
     table: Rows = {}
     by_writer: Rows = {}
@@ -521,10 +481,10 @@ def importance_weights(run: SeedRun) -> SeedResult:
             "the policy's pairs": writer == 1,
         }
         table[label] = run.accuracies(role)
-        for whose, chosen in parts.items():
-            error = ece(scored.gap[chosen], "width")
-            table[label][f"{ECE_GIVEN}, {whose}"] = error
-            by_writer.setdefault(whose, {})[label] = error
+        for pairs, is_written in parts.items():
+            error = ece(scored.gap[is_written], "width")
+            table[label][f"{ECE_GIVEN}, {pairs}"] = error
+            by_writer.setdefault(pairs, {})[label] = error
     _, without, ours = table.values()
     ratio = float(run.document("scorer_weighed", "summary.json")["mean_absolute_log_ratio"])
     ours["mean log-ratio to SFT, nats a token, absolute"] = ratio

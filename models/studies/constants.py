@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.measures import KL, SeedRun, share_right
 from trimtab.models.studies.registry import READERS, Reader
-from trimtab.models.studies.results import Plot, SeedResult, column_lines, titled
+from trimtab.models.studies.results import Plot, SeedResult, capitalised, line_at
 from trimtab.models.studies.variants import CONSTANTS
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
@@ -55,16 +55,15 @@ def read_sweep(constant: str, run: SeedRun) -> SeedResult:
     measure, decisive, sign = (measure_scorer, NLL, -1.0) if scorers else (measure_policy, NET, 1.0)
     rows = {value: measure(run, role) for value, role in values.items()}
     worse = max(sign * row[decisive] for row in rows.values()) - sign * rows[recipe][decisive]
-    at = [float(index) for index in range(len(rows))]
     return SeedResult(
         {f"{v:g}{' (recipe)' if v == recipe else ''}": row for v, row in rows.items()},
         {f"the recipe's value is within {EQUAL[decisive]} of the best": worse < EQUAL[decisive]},
         [
             Plot(
-                f"{titled(column.partition(',')[0])} by {words}",
+                f"{capitalised(column.partition(',')[0])} by {words}",
                 f"{words} (the recipe has {recipe:g})",
                 f"{column}\n(validation)",
-                column_lines(at, rows.values(), {"validation": column}),
+                {"validation": line_at(range(len(rows)), rows.values(), column)},
                 ticks=tuple(f"{value:g}" for value in rows),
             )
             for column in rows[recipe]

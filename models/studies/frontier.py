@@ -18,29 +18,28 @@ from statistics import fmean, stdev
 import numpy as np
 
 from trimtab.models.reporting.kit.names import policy_name
-from trimtab.models.studies.measures import KL, NET, SeedRun
-from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.measures import KL, SeedRun
+from trimtab.models.studies.registry import exhibits_in
 from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of
 from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
 
+exhibit = exhibits_in("methods")
 NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in STRENGTHS}
 NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
 # Nats.
 LEAST_SHARED_KL = 0.1
-LENGTH = "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
 UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
 
 
 def gains_most(results: Sequence[SeedResult]) -> str:
-    """Which method has the highest gain at equal KL, over seeds."""
+    """The sentence of `highest` for the plots of all seeds."""
     gain = next(iter(next(iter(results[0].table.values()))))
     return highest([_measured(result.plots[0].series) for result in results], gain)
 
 
 @exhibit(
-    "methods",
     arms="frontier",
     claim="At equal KL DPO gains more than every other method",
     printed="[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers "
@@ -48,10 +47,7 @@ def gains_most(results: Sequence[SeedResult]) -> str:
     remark=gains_most,
 )
 def frontier(run: SeedRun) -> SeedResult:
-    """Gold score over SFT's by KL to SFT, each method at several strengths.
-
-    A row a setting; whether DPO gains more than each other method at equal KL.
-    """
+    """Gold score over SFT's by KL to SFT, each method at several strengths."""
     measure = next(key for key in MEASURES if key in run.responses("sft")[0])
     gain = f"{MEASURES[measure]} over SFT"
 
@@ -63,7 +59,7 @@ def frontier(run: SeedRun) -> SeedResult:
         if run.responses("sft", "forget"):
             lost = mean(name, measure, "forget") - mean("sft", measure, "forget")
             row[f"{gain}, forget set"] = lost
-        return row | {LENGTH: mean(name, "length")}
+        return row | {"length, tokens": mean(name, "length")}
 
     table: Rows = {}
     lines: dict[str, Line] = {START: ([0.0], [0.0])}
@@ -75,11 +71,11 @@ def frontier(run: SeedRun) -> SeedResult:
             rows[label] = read(role.removeprefix("eval_"))
         table |= rows
         lines[NAMES[arm]] = line_of(rows.values(), KL, gain)
-    checks = {}
-    for name, line in _measured(lines).items():
-        lead = lead_of(lines[DPO], line)
-        if name != DPO:
-            checks[f"DPO gains more than {name} at equal KL"] = lead is not None and lead > 0
+    checks = {
+        f"DPO gains more than {name} at equal KL": (lead_of(lines[DPO], line) or 0.0) > 0
+        for name, line in _measured(lines).items()
+        if name != DPO
+    }
     plot = Plot(
         "What is gained for the distance from SFT",
         "KL to SFT (nats per answer), main test prompts",
@@ -92,7 +88,6 @@ def frontier(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "methods",
     arms="temperatures",
     claim="DPO's best temperature is no worse than PPO's or best of n's, and DPO suffers less from "
     "other temperatures than PPO",
@@ -101,15 +96,14 @@ def frontier(run: SeedRun) -> SeedResult:
 def temperature(run: SeedRun) -> SeedResult:
     """Wins against SFT by the temperature at which a policy answers.
 
-    A row a policy and temperature, against SFT's answers at the recipe's temperature.
-
-    A policy's fall with temperature is that of its lead over SFT's answers at the same one.
+    SFT's answers are at the recipe's temperature. A policy's fall with temperature is that of its
+    lead over SFT's answers at the same one.
     """
     table: Rows = {}
     nets: dict[str, list[float]] = {}
     for arm in ("sft", "ppo_max_am", "dpo", "best_of_n"):
         judged = {t: run.outcome(f"judge_{arm}_{t:g}") for t in TEMPERATURES}
-        nets[arm] = [row[NET] for row in judged.values()]
+        nets[arm] = [row["net"] for row in judged.values()]
         table |= {f"{policy_name(arm)}, temperature {t:g}": row for t, row in judged.items()}
     best = {arm: max(values) for arm, values in nets.items()}
 
@@ -118,13 +112,14 @@ def temperature(run: SeedRun) -> SeedResult:
         over = [ours - sft for ours, sft in zip(nets[arm], nets["sft"], strict=True)]
         return max(over) - over[-1]
 
+    dpo, ppo = best["dpo"], best["ppo_max_am"]
     checks = {
-        "at its best temperature DPO wins as much as PPO at its own": best["dpo"]
-        >= best["ppo_max_am"],
-        "and as best of n at its own": best["dpo"] >= best["best_of_n"],
-        "at its best temperature DPO wins more than it loses": best["dpo"] > 0,
-        "from its best temperature to the highest DPO falls by less than PPO": fallen("dpo")
-        < fallen("ppo_max_am"),
+        "at its best temperature DPO wins as much as PPO at its own": dpo >= ppo,
+        "and as best of n at its own": dpo >= best["best_of_n"],
+        "at its best temperature DPO wins more than it loses": dpo > 0,
+        "from its best temperature to the highest DPO falls by less than PPO": (
+            fallen("dpo") < fallen("ppo_max_am")
+        ),
     }
     plot = Plot(
         "Wins by temperature",
@@ -141,7 +136,7 @@ def _measured(lines: Mapping[str, Line]) -> dict[str, Line]:
 
 
 def shared_kl(ours: Line, theirs: Line) -> tuple[float, float] | None:
-    """From which KL to which both lines reach; None where that is no distance."""
+    """The KL from which and to which both lines reach; None where that is no distance."""
     low, high = max(min(ours[0]), min(theirs[0])), min(max(ours[0]), max(theirs[0]))
     return (low, high) if low < high else None
 
@@ -160,7 +155,7 @@ def lead_of(ours: Line, theirs: Line) -> float | None:
 
 
 def _height(line: Line, kl: float) -> float:
-    """What a line gains at a KL that it reaches."""
+    """The gain of a line at a KL that it reaches."""
     points = sorted(zip(*line, strict=True))
     right = min(max(bisect_right(points, kl, key=lambda point: point[0]), 1), len(points) - 1)
     (begin, first), (end, last) = points[right - 1], points[right]
@@ -174,9 +169,18 @@ def is_more_at_equal_kl(ours: Line, theirs: Line) -> bool:
     return span is not None and span[1] - span[0] >= LEAST_SHARED_KL and (lead or 0.0) > 0
 
 
+def loses_less(words: str, ours: Line, theirs: Line) -> dict[str, bool]:
+    """Whether less is lost on our line than on theirs: at every KL coefficient, and at equal KL."""
+    lost = zip(ours[1], theirs[1], strict=True)
+    return {
+        f"{words} at every KL coefficient": all(mine < other for mine, other in lost),
+        f"{words} at equal KL": is_more_at_equal_kl(theirs, ours),
+    }
+
+
 @dataclass(frozen=True)
 class Lead:
-    """Of one method over another in each seed, and the KL they share, mean over seeds."""
+    """How far a method is ahead of another in each seed, and the KL they share, mean over seeds."""
 
     over: str
     by_seed: list[float]
@@ -184,7 +188,7 @@ class Lead:
 
     @property
     def standing(self) -> str:
-        """Clear is more in every seed, and by more than twice the standard deviation over seeds."""
+        """A lead is clear that is above 0 in every seed, and above twice its standard deviation."""
         values, mean = self.by_seed, fmean(self.by_seed)
         if mean <= 0:
             return "behind"
@@ -198,35 +202,35 @@ class Lead:
 
 
 def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
-    """Which of some methods gains most at equal KL, and how clearly: over each of the others.
+    """A sentence: the method that is ahead of most others, less those it is behind, and how clearly
+    it is ahead of each.
 
-    seeds: each seed's line by the method's name. It is ahead of most others less those
-    it is behind.
+    seeds: each seed's line by the method's name.
     """
     names = list(seeds[0])
     leads = {name: _leads(seeds, name) for name in names}
-    means = {name: [fmean(lead.by_seed) for lead in own] for name, own in leads.items()}
 
     def rank(name: str) -> tuple[int, float]:
-        return sum(1 if mean > 0 else -1 for mean in means[name]), sum(means[name])
+        means = [fmean(lead.by_seed) for lead in leads[name]]
+        return sum(1 if mean > 0 else -1 for mean in means), sum(means)
 
     top = max(names, key=rank)
     parts = []
     for standing in ("clearly over", "not clearly over", "behind"):
-        found = [str(lead) for lead in leads[top] if lead.standing == standing]
-        parts += [f"{standing} {', '.join(found)}"] if found else []
+        others = [str(lead) for lead in leads[top] if lead.standing == standing]
+        parts += [f"{standing} {', '.join(others)}"] if others else []
     apart = set(names) - {top} - {lead.over for lead in leads[top]}
     parts += [f"not compared with {', '.join(sorted(apart))}, at other KL"] if apart else []
     return f"At equal KL {top} has the highest {gained}: {'; '.join(parts)}."
 
 
 def _leads(seeds: Sequence[Mapping[str, Line]], name: str) -> list[Lead]:
-    """Over all others with whom it shares some KL in every seed."""
-    found = []
+    """A method's leads over all others with which it shares some KL in every seed."""
+    shared = []
     for other in seeds[0]:
         leads = [lead_of(lines[name], lines[other]) for lines in seeds]
         spans = [shared_kl(lines[name], lines[other]) for lines in seeds]
         if other != name and None not in leads:
             low, high = (fmean(span[end] for span in spans if span) for end in (0, 1))
-            found.append(Lead(other, [lead for lead in leads if lead is not None], (low, high)))
-    return found
+            shared.append(Lead(other, [lead for lead in leads if lead is not None], (low, high)))
+    return shared

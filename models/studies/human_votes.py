@@ -15,10 +15,11 @@ from trimtab.models.reporting.run.labels import (
     strength_roles,
 )
 from trimtab.models.studies.measures import SeedRun
-from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Plot, Rows, SeedResult, titled
+from trimtab.models.studies.registry import exhibits_in
+from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_at
 from trimtab.models.studies.variants import FLIP_SHARES, flipped
 
+exhibit = exhibits_in("human-votes")
 MODES = {"in_sample": "in-sample", "cross_fitted": "cross-fitted"}
 BOTH, LABEL, TRAINED = (
     "rank correlation, test, both orders",
@@ -30,45 +31,39 @@ WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label,
 
 
 @exhibit(
-    "human-votes",
     arms="votes",
     claim="The strength that an ensemble finds follows how clearly people vote",
     printed="",
 )
 def votes(run: SeedRun) -> SeedResult:
-    """Strength and the margin of people's votes, by the ensemble's size and way of voting.
-
-    Rank correlation of strength with the votes' margin, and agreement by strength.
-    """
+    """Strength and the margin of people's votes, by the ensemble's size and way of voting."""
     # By way of voting, by size.
     rows = {
         mode: {
-            size: _agreement(run, f"strength_{mode}_{size}", mode)
-            for size in range(1, len(run.members) + 1)
-            if run.has(f"strength_{mode}_{size}")
+            size: _agreement(run, role, mode)
+            for size, role in run.swept(f"strength_{mode}_").items()
         }
         for mode in MODES
     }
-    in_sample = list(rows["in_sample"].values())
-    fewest, most = in_sample[0], in_sample[-1]
+    fewest, *_, most = rows["in_sample"].values()
+    weakest, strongest = most[WEAKEST], most[STRONGEST]
     checks = {
         "strength follows the votes on test pairs (correlation above .3)": most[BOTH] > 0.3,
         "ten members follow them better than one": most[BOTH] > fewest[BOTH],
-        "the strongest labels have more of the votes than the weakest": most[STRONGEST]
-        > most[WEAKEST],
+        "the strongest labels have more of the votes than the weakest": strongest > weakest,
     }
     table = {
-        f"{MODES[mode]}, M = {size}": row
+        f"{MODES[mode]}, M = {size:g}": row
         for mode, by_size in rows.items()
         for size, row in by_size.items()
     }
     plots = [
         Plot(
-            titled(column),
+            capitalised(column),
             "M, members that vote",
             column,
             {
-                MODES[mode]: ([*map(float, by_size)], [row[column] for row in by_size.values()])
+                MODES[mode]: line_at(by_size, by_size.values(), column)
                 for mode, by_size in rows.items()
             },
         )
@@ -81,35 +76,31 @@ def _agreement(run: SeedRun, role: str, mode: str) -> dict[str, float]:
     test, train = (voted_rows(run, role, split) for split in ("test", "train"))
     if not test or not train:
         raise ReportInputError("these pairs carry no votes: run it with the recipe ukp-smollm2")
-    found = vote_agreement(test, 0, is_unseen=True)
-    if found.in_both_orders is None or found.in_label_order is None:
+    agreement = vote_agreement(test, 0, is_unseen=True)
+    if agreement.in_both_orders is None or agreement.in_label_order is None:
         raise ReportInputError("all pairs have the same votes: nothing can be ranked")
     trained = vote_agreement(train, 0, is_unseen=mode == "cross_fitted").in_label_order
     return {
-        BOTH: found.in_both_orders.strength.value,
-        LABEL: found.in_label_order.strength.value,
+        BOTH: agreement.in_both_orders.strength.value,
+        LABEL: agreement.in_label_order.strength.value,
         TRAINED: trained.strength.value if trained else 0.0,
-        WEAKEST: found.groups[0].share_for.value,
-        STRONGEST: found.groups[-1].share_for.value,
+        WEAKEST: agreement.groups[0].share_for.value,
+        STRONGEST: agreement.groups[-1].share_for.value,
     }
 
 
 @exhibit(
-    "human-votes",
     arms="planted_flips",
     claim="Strength finds the labels that were turned round better than length and models on "
     "vectors of the answers do, and cross-fitted better than in-sample",
     printed="",
 )
 def planted_flips(run: SeedRun) -> SeedResult:
-    """Clear labels of which a tenth to four tenths were turned round, by what finds them.
-
-    How well strength, embedding models and length find clear labels that were turned round.
-    """
+    """Clear labels of which a tenth to four tenths were turned round, by what finds them."""
     table: Rows = {}
     aurocs: dict[str, list[float]] = {}
     for share in FLIP_SHARES:
-        for mode, noise in _noise_of(run, share).items():
+        for mode, noise in _label_noise(run, share).items():
             if noise.auroc_flipped_clear is None or noise.negative_recall is None:
                 raise ReportInputError("no label was turned round: preferences.flip_share is 0")
             precision = noise.negative_precision  # none where nothing is below 0
@@ -121,7 +112,7 @@ def planted_flips(run: SeedRun) -> SeedResult:
             aurocs.setdefault(mode, []).append(noise.auroc_flipped_clear.value)
 
     def is_better(mine: str, theirs: str) -> bool:
-        return all(one > other for one, other in zip(aurocs[mine], aurocs[theirs], strict=True))
+        return all(ours > other for ours, other in zip(aurocs[mine], aurocs[theirs], strict=True))
 
     checks = {
         f"the ensemble finds them better than {STRENGTH_NAMES[mode]}, at every share": is_better(
@@ -138,16 +129,11 @@ def planted_flips(run: SeedRun) -> SeedResult:
     return SeedResult(table, checks, [plot])
 
 
-def _noise_of(run: SeedRun, share: float) -> dict[str, LabelNoise]:
-    """By way of voting, or baseline, for one share."""
+def _label_noise(run: SeedRun, share: float) -> dict[str, LabelNoise]:
+    """The label noise by way of voting, or baseline, at one share of labels turned round."""
     prefix = flipped(share)
-    turned = Artifacts(
-        {
-            role.removeprefix(prefix): path
-            for role, path in run.inputs.items()
-            if role.startswith(prefix)
-        }
-    )
+    roles = [role for role in run.inputs if role.startswith(prefix)]
+    turned = Artifacts({role.removeprefix(prefix): run.inputs[role] for role in roles})
     modes = strength_roles(turned)
     votes = {mode: label_noise(turned, role, mode, 0) for mode, role in modes.items()}
     return votes | audit_baselines(turned, 0)

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.policies import Curve, training_curve
-from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, line_of, titled
+from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, capitalised, line_of
 from trimtab.models.studies.variants import Variant
 
-WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
-KL, LOST = "KL, nats", "forget, lose"
+KL, LOST, GAINED = "KL, nats", "forget, lose", "score gained, spreads"
 MONITORS = {
     "score": "score of the sampled answers\n(gain since the start, in its spread)",
     "gold": "gold score\nof the sampled answers",
@@ -31,19 +30,18 @@ MONITORS = {
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
+STABILITY = ("score", "gold", "kl", "perplexity")
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
 ValueT = TypeVar("ValueT")
 
 
 class SeedRun(Artifacts):
-    """What one seed's run of an exhibit's arms has left, and what exhibits measure of it."""
+    """The artifacts of one seed's run of an exhibit's arms, and the measures of exhibits."""
 
     def accuracies(self, role: str) -> dict[str, float]:
         """Accuracy of a scorer on the test pairs, by whose labels."""
-        shares = {GIVEN: share_right(self.labelled_gaps(role).gap)}
-        if self.truth:
-            shares = {RIGHT: share_right(self.clean_gaps(role).gap)} | shares
-        return shares
+        right = {RIGHT: share_right(self.clean_gaps(role).gap)} if self.truth else {}
+        return right | {GIVEN: share_right(self.labelled_gaps(role).gap)}
 
     def validation_gap(self, role: str) -> Tensor:
         """A scorer's gaps (N,) float64 on the validation pairs, by the given labels."""
@@ -59,7 +57,7 @@ class SeedRun(Artifacts):
             raise ReportInputError(
                 f"{role} judged no prompts of the set {eval_set!r}, which the synthetic world has"
             )
-        return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
+        return {name: float(verdict[name]) for name in ("win", "tie", "lose", "net")}
 
     def validated(self, role: str) -> float:
         """Wins minus losses on the validation prompts, by annotators or held-out reward models."""
@@ -67,7 +65,7 @@ class SeedRun(Artifacts):
         verdict = document.get("validation_annotators") or document.get("validation_judge_score")
         if verdict is None:
             raise ReportInputError(f"{role} judged no validation prompts")
-        return float(verdict[NET])
+        return float(verdict["net"])
 
     def responses(self, name: str, eval_set: str = "main") -> list[Row]:
         """A policy's answers to a set of prompts."""
@@ -77,8 +75,8 @@ class SeedRun(Artifacts):
     def answers(self, name: str, eval_set: str = "main") -> dict[str, float]:
         """Means over a policy's answers to a set: gold (where known), KL and length."""
         rows = self.responses(name, eval_set)
-        measures = {"gold": "gold", "kl": KL, "length": "length, tokens"}
-        known = {label: key for key, label in measures.items() if rows and key in rows[0]}
+        measures = {"gold": "gold", KL: "kl", "length, tokens": "length"}
+        known = {label: key for label, key in measures.items() if rows and key in rows[0]}
         return {label: fmean(row[key] for row in rows) for label, key in known.items()}
 
     def policy(self, name: str) -> dict[str, float]:
@@ -89,7 +87,7 @@ class SeedRun(Artifacts):
         """What a policy loses of the forget set against SFT, and wins less losses on both sets."""
         forget = self.outcome(f"judge_{name}", "forget")
         main = self.outcome(f"judge_{name}")
-        return {LOST: forget[LOSE], "forget, net": forget[NET], "main, net": main[NET]}
+        return {LOST: forget["lose"], "forget, net": forget["net"], "main, net": main["net"]}
 
     def curve(self, name: str) -> Curve:
         """A policy's training curve; ReportInputError where it has none."""
@@ -107,45 +105,44 @@ class SeedRun(Artifacts):
         """The roles of a prefix by the value behind it, in order of the values."""
         roles = [role for role in self.inputs if role.startswith(prefix)]
         values = {float(role.removeprefix(prefix).removesuffix("_recipe")): role for role in roles}
-        return {value: values[value] for value in sorted(values)}
+        return dict(sorted(values.items()))
 
 
 def read_variants(
     variants: Mapping[str, Variant], read: Callable[[str], ValueT]
 ) -> dict[str, ValueT]:
-    """What is read of each variant's name, by its label."""
+    """The value that `read` returns for each variant's name, by its label."""
     return {variant.label: read(name) for name, variant in variants.items()}
 
 
 def accuracy_of(row: Mapping[str, float]) -> float:
-    """Of `accuracies` that on right labels, on given ones where right ones are not known."""
+    """The accuracy on right labels, or on given ones where right ones are not known."""
     return row.get(RIGHT, row[GIVEN])
 
 
 def share_right(gap: Tensor) -> float:
-    """How many of the score gaps (N,) are on the better answer's side."""
+    """The share of score gaps (N,) that are on the better answer's side."""
     return float((gap > 0).double().mean())
 
 
 def read_by_kl(
-    labels: Mapping[str, str],
+    variants: Mapping[str, Variant],
     coefs: Sequence[float],
     read: Callable[[str, str], dict[str, float]],
     gain: str,
 ) -> tuple[Rows, dict[str, Line]]:
-    """A row for each kind of policy at each KL coefficient, and the line of the column `gain` by
-    KL; both by the kind's label.
+    """A row for each variant at each KL coefficient, and by its label the line of the column
+    `gain` by KL.
 
-    read: the row of a kind, and of its policy `<kind>_<coefficient>`.
+    read: the row of a variant's name and that of its policy, `<name>_<coefficient>`.
     """
     table: Rows = {}
     lines = {}
-    for kind, label in labels.items():
-        rows = {
-            f"{label}, KL coefficient {coef:g}": read(kind, f"{kind}_{coef:g}") for coef in coefs
-        }
-        table |= rows
-        lines[label] = line_of(rows.values(), KL, gain)
+    for name, variant in variants.items():
+        rows = [read(name, f"{name}_{coef:g}") for coef in coefs]
+        labels = [f"{variant.label}, KL coefficient {coef:g}" for coef in coefs]
+        table |= dict(zip(labels, rows, strict=True))
+        lines[variant.label] = line_of(rows, KL, gain)
     return table, lines
 
 
@@ -163,16 +160,16 @@ def forgetting_plot(lines: Mapping[str, Line], note: str) -> Plot:
 
 def gained(curve: Curve) -> list[float]:
     """The score by step, less that of the first tenth, in units of its spread there."""
-    start, unit = first(curve.score), curve.score_std or 1.0
+    start, unit = first_tenth(curve.score), curve.score_std or 1.0
     return [(value - start) / unit for value in curve.score]
 
 
-def first(values: Sequence[float]) -> float:
+def first_tenth(values: Sequence[float]) -> float:
     """The mean of the first tenth of the steps."""
     return fmean(values[: max(1, len(values) // 10)])
 
 
-def last(values: Sequence[float]) -> float:
+def last_tenth(values: Sequence[float]) -> float:
     """The mean of the last tenth of the steps."""
     return fmean(values[-max(1, len(values) // 10) :])
 
@@ -186,8 +183,8 @@ def percent_in_bins(values: Sequence[float], edges: Sequence[float]) -> Line:
 
 
 def unevenness(values: Sequence[float]) -> float:
-    """How far values are from growing evenly: the spread of their residuals about the straight
-    line of least squares, over their range; 0 for a line."""
+    """The spread of the residuals about the straight line of least squares, over the range of the
+    values; 0 where they grow evenly."""
     count = len(values)
     middle, mean = (count - 1) / 2, fmean(values)
     slope = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / sum(
@@ -199,40 +196,40 @@ def unevenness(values: Sequence[float]) -> float:
 
 
 def curves_table(curves: Mapping[str, Curve]) -> Rows:
-    """What each run came to: means over the last tenth of its steps."""
+    """The measures of each run, most of them means over the last tenth of its steps."""
     table = {}
     for name, curve in curves.items():
         table[name] = {
-            "score gained, spreads": last(gained(curve)),
-            KL: last(curve.kl),
+            GAINED: last_tenth(gained(curve)),
+            KL: last_tenth(curve.kl),
             "unevenness of KL": unevenness(curve.kl),
-            "perplexity": last(curve.perplexity),
+            "perplexity": last_tenth(curve.perplexity),
             "spread of perplexity": pstdev(curve.perplexity[len(curve.perplexity) // 2 :]),
-            "length, tokens": last(curve.response_length),
+            "length, tokens": last_tenth(curve.response_length),
         }
         if curve.gold:
-            table[name]["gold"] = last(curve.gold)
-            table[name]["gold at the start"] = first(curve.gold)
+            table[name]["gold"] = last_tenth(curve.gold)
+            table[name]["gold at the start"] = first_tenth(curve.gold)
     return table
 
 
-def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Plot]:
-    """A plot a monitor, a curve a policy."""
+def curve_plots(
+    curves: Mapping[str, Curve], monitors: Sequence[str] = tuple(MONITORS)
+) -> list[Plot]:
+    """A plot a monitor, a curve a policy; none of what a policy has no values of."""
     plots = []
-    for monitor, words in MONITORS.items():
-        lines = {name: _line_of_monitor(curve, monitor) for name, curve in curves.items()}
-        if monitor in monitors and all(values for _, values in lines.values()):
-            title = titled(words.split("\n")[0].split(" (")[0])
-            plots.append(Plot(title, "PPO step", words, lines))
+    for monitor in monitors:
+        lines = {}
+        for name, curve in curves.items():
+            values = gained(curve) if monitor == "score" else [*getattr(curve, monitor)]
+            lines[name] = [float(step) for step in curve.steps[: len(values)]], values
+        if all(values for _, values in lines.values()):
+            title = capitalised(MONITORS[monitor].split("\n")[0].split(" (")[0])
+            plots.append(Plot(title, "PPO step", MONITORS[monitor], lines))
     return plots
-
-
-def _line_of_monitor(curve: Curve, monitor: str) -> Line:
-    values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
-    return [float(step) for step in curve.steps[: len(values)]], list(values)
 
 
 def outcome_plot(title: str, table: Table, against: str) -> Plot:
     """Wins, ties and losses of each row as bars."""
     x, y = f"policy, against {against}", "share of the prompts"
-    return bar_plot(title, x, y, table, (WIN, TIE, LOSE))
+    return bar_plot(title, x, y, table, ("win", "tie", "lose"))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from trimtab.models.config.data import WORLD_VERSION
-from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
+from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 from trimtab.models.studies.results import PRECISION, Cell, Status, columns_of, precision_by_column
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
-SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
-HEADS = ("exhibit", "claim", "recipe", "verdict")
+STATUSES = get_args(Status)
 
 
 def cards_below(folder: Path) -> dict[str, Card]:
@@ -24,14 +24,14 @@ def cards_below(folder: Path) -> dict[str, Card]:
     return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def keep(reports: Path, folder: Path) -> None:
-    """Copy scorecard and first plot of each study among the reports, in place of what was kept.
+def copy_studies(reports: Path, folder: Path) -> None:
+    """Copy scorecard and first plot of each study among the reports to the folder.
 
-    What the same command left is the same study, whatever its folder was called.
+    They replace an earlier study of that name, and one that the same command left.
     """
-    kept = cards_below(folder)
+    earlier = cards_below(folder)
     for name, card in cards_below(reports).items():
-        for other, before in kept.items():
+        for other, before in earlier.items():
             if all(before[key] == card[key] for key in ("paper", "name", "command")):
                 shutil.rmtree(folder / other, ignore_errors=True)
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -42,10 +42,10 @@ def keep(reports: Path, folder: Path) -> None:
 
 
 def write_pages(reports: Path, into: Path) -> Path:
-    """Write `into`/papers.md and `into`/papers, after what the reports have is kept there."""
+    """Copy the studies among the reports to `into`/papers, and write the pages from all there."""
     folder = into / "papers"
     folder.mkdir(parents=True, exist_ok=True)
-    keep(reports, folder)
+    copy_studies(reports, folder)
     cards = cards_below(folder)
     for paper in TITLES:
         (folder / f"{paper}.md").write_text(paper_page(paper, cards, folder), encoding="utf-8")
@@ -55,12 +55,16 @@ def write_pages(reports: Path, into: Path) -> Path:
 
 
 def index_page(cards: Mapping[str, Card]) -> str:
-    """How many studies of each paper ended how, in Markdown, with a link to the paper's page."""
-    rows = [
-        [f"[{title}](papers/{paper}.md)", *counts]
-        for (paper, title), counts in zip(TITLES.items(), _summary(cards), strict=True)
-    ]
-    return f"{HEADER.strip()}\n\n{_markdown(SUMMARY_HEADS, rows)}\n"
+    """The number of studies by paper and status, in Markdown, with links to the papers' pages."""
+    rows = []
+    for paper, title in TITLES.items():
+        studies = [card for card in cards.values() if card["paper"] == paper]
+        ended = Counter(card["status"] for card in studies)
+        run = {card["name"] for card in studies}
+        missing = sum(exhibit.name not in run for exhibit in exhibits_of(paper, "all"))
+        counts = [*(ended[status] for status in STATUSES), missing]
+        rows.append([f"[{title}](papers/{paper}.md)", *map(str, counts)])
+    return f"{HEADER.strip()}\n\n{_markdown(('', *STATUSES, 'not run yet'), rows)}\n"
 
 
 def all_tables(cards: Mapping[str, Card]) -> str:
@@ -73,27 +77,26 @@ def paper_page(paper: str, cards: Mapping[str, Card], folder: Path) -> str:
 
     Plots lie in `folder`.
     """
-    of_paper = {name: card for name, card in cards.items() if card["paper"] == paper}
     parts = [f"# {TITLES[paper]}", "How to read this: [all papers](../papers.md)."]
-    if any(_is_of_earlier_world(card) for card in of_paper.values()):
+    if any(card["paper"] == paper and _is_of_earlier_world(card) for card in cards.values()):
         parts.append(EARLIER_WORLD)
     parts.append(_table(paper, cards, links=True))
-    for exhibit in EXHIBITS:
-        scales = _cards_of(exhibit, cards)
-        if exhibit.paper == paper and scales:
+    for exhibit in exhibits_of(paper, "all"):
+        if scales := _cards_of(exhibit, cards):
             parts += _section(exhibit, scales, folder)
     return "\n\n".join(parts) + "\n"
 
 
 def _table(paper: str, cards: Mapping[str, Card], links: bool = False) -> str:
     """A row for each exhibit of a paper and scale; links: each leads to its section."""
-    rows = [
-        row
-        for exhibit in EXHIBITS
-        if exhibit.paper == paper
-        for row in _rows(exhibit, _cards_of(exhibit, cards).values(), links)
-    ]
-    return _markdown(HEADS, rows)
+    rows = []
+    for exhibit in exhibits_of(paper, "all"):
+        scales = _cards_of(exhibit, cards)
+        title = f"[{exhibit.title}](#{exhibit.name})" if links else exhibit.title
+        rows += [[title, c["claim"], c["scale"], _verdict(c)] for c in scales.values()]
+        if not scales:
+            rows.append([exhibit.title, exhibit.claim, "", "not run yet"])
+    return _markdown(("exhibit", "claim", "recipe", "verdict"), rows)
 
 
 def _cards_of(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
@@ -105,35 +108,14 @@ def _cards_of(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
     }
 
 
-def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
-    """Of each paper how many studies ended how, and how many exhibits were not run."""
-    rows = []
-    for paper in TITLES:
-        studies = [card for card in cards.values() if card["paper"] == paper]
-        run = {card["name"] for card in studies}
-        missing = [
-            exhibit for exhibit in EXHIBITS if exhibit.paper == paper and exhibit.name not in run
-        ]
-        ended = [sum(card["status"] == status for card in studies) for status in get_args(Status)]
-        rows.append([*map(str, ended), str(len(missing))])
-    return rows
-
-
-def _rows(exhibit: Exhibit, cards: Iterable[Card], links: bool) -> list[list[str]]:
-    """A row for each scale at which it was run."""
-    title = f"[{exhibit.title}](#{exhibit.name})" if links else exhibit.title
-    rows = [[title, card["claim"], card["scale"], _verdict(card)] for card in cards]
-    return rows or [[exhibit.title, exhibit.claim, "", "not run yet"]]
-
-
 def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[str]:
-    """All there is to say of one exhibit."""
+    """An exhibit's section: its claim, and every scale at which it was run."""
     parts = [
         f"## {exhibit.title}",
         f"{exhibit.shows}. Claim: {exhibit.claim}. Printed: {exhibit.printed or 'nothing'}.",
     ]
     for name, card in cards.items():
-        checks = [[words, _of(seen)] for words, seen in card["checks"].items()]
+        checks = [[words, _fraction(seen)] for words, seen in card["checks"].items()]
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"### Recipe `{card['scale']}`: {card['status']}",
@@ -151,16 +133,13 @@ def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[
 
 
 def _figures(card: Card) -> str:
-    """A study's whole table."""
+    """The table of a study."""
     columns = columns_of(card["table"])
     table = {
         name: {column: Cell(**cell) for column, cell in row.items()}
         for name, row in card["table"].items()
     }
-    rows = [
-        [name, *(str(row[column]) if column in row else "" for column in columns)]
-        for name, row in table.items()
-    ]
+    rows = [[name, *(str(row.get(c, "")) for c in columns)] for name, row in table.items()]
     if precision := precision_by_column(table):
         rows.append([f"*{PRECISION}*", *(precision.get(column, "") for column in columns)])
     return _markdown(("", *columns), rows)
@@ -169,16 +148,19 @@ def _figures(card: Card) -> str:
 def _verdict(card: Card) -> str:
     """The status, and how often a seed shows a part of the claim; † in an earlier world."""
     seen = [is_shown for by_seed in card["checks"].values() for is_shown in by_seed]
-    return f"{card['status']}, {_of(seen)}{' †' if _is_of_earlier_world(card) else ''}"
+    return f"{card['status']}, {_fraction(seen)}{' †' if _is_of_earlier_world(card) else ''}"
 
 
 def _is_of_earlier_world(card: Card) -> bool:
-    """Cards before version 2 have no version; the version is none where people's pairs are read."""
+    """Whether a card is from a world before the present one.
+
+    Cards before version 2 have no version; the version is none where people's pairs are read.
+    """
     version = card.get("world_version", 1)
     return version is not None and version < WORLD_VERSION
 
 
-def _of(seen: Sequence[bool]) -> str:
+def _fraction(seen: Sequence[bool]) -> str:
     return f"{sum(seen)} of {len(seen)}"
 
 

@@ -8,14 +8,14 @@ from statistics import fmean, median, pstdev
 import numpy as np
 
 from trimtab.models.reporting.run.policies import Curve
-from trimtab.models.studies.frontier import is_more_at_equal_kl
+from trimtab.models.studies import variants
+from trimtab.models.studies.frontier import loses_less
 from trimtab.models.studies.measures import (
+    GAINED,
     KL,
-    LOSE,
     LOST,
-    NET,
     RIGHT,
-    WIN,
+    STABILITY,
     SeedRun,
     curve_plots,
     curves_table,
@@ -23,28 +23,17 @@ from trimtab.models.studies.measures import (
     read_by_kl,
     read_variants,
 )
-from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.registry import exhibits_in
 from trimtab.models.studies.results import Plot, Rows, SeedResult, bar_plot
-from trimtab.models.studies.variants import (
-    CONSTRAINTS,
-    EARLY,
-    JOINT_CLIPS,
-    PTX_COEFS,
-    PTX_KL_COEFS,
-    SCORES,
-    STARTS,
-    VANILLA,
-    Variant,
-)
+from trimtab.models.studies.variants import Variant
 
-ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
+exhibit = exhibits_in("part-1")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
 
 
 @exhibit(
-    "part-1",
     arms="early_reward_models",
     in_world=True,
     claim="A reward model of few steps is nearly as accurate, and PPO on it comes out worse",
@@ -55,111 +44,101 @@ def figure_3(run: SeedRun) -> SeedResult:
 
     One pass over the first pairs in place of the first steps of a pass over all of them.
     """
-    table = read_variants(EARLY, lambda name: run.accuracies(f"scorer_{name}") | run.policy(name))
+
+    def read(name: str) -> dict[str, float]:
+        return run.accuracies(f"scorer_{name}") | run.policy(name)
+
+    table = read_variants(variants.EARLY, read)
     *few, all_pairs = table.values()
+    least, best = all_pairs[RIGHT] - 0.03, max(row["net"] for row in few)
     checks = {
-        "of 800 pairs it is at most three points less accurate": few[-1][RIGHT]
-        > all_pairs[RIGHT] - 0.03,
-        "PPO on each of few pairs wins less against SFT": max(row[NET] for row in few)
-        < all_pairs[NET],
+        "of 800 pairs it is at most three points less accurate": few[-1][RIGHT] > least,
+        "PPO on each of few pairs wins less against SFT": best < all_pairs["net"],
     }
     plot = bar_plot(
         "A reward model's accuracy, and the policy trained on it",
         "pairs the reward model was trained on",
         "share of the test pairs, or of the main prompts",
         table,
-        {RIGHT: RIGHT, "wins minus losses against SFT": NET},
+        {RIGHT: RIGHT, "wins minus losses against SFT": "net"},
     )
     return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "part-1",
     arms="vanilla_ppo",
-    varied=VANILLA,
+    varied=variants.VANILLA,
     claim="The score rises while quality does not; collapse shows in KL, perplexity and length",
     printed="no numbers printed; the collapsed model answers longer, at lower perplexity",
 )
 def figure_4(run: SeedRun) -> SeedResult:
     """Vanilla PPO: score, perplexity, KL and length by step."""
     curves = {"vanilla PPO": run.curve("vanilla")}
-    net = run.outcome("judge_vanilla")[NET]
+    net = run.outcome("judge_vanilla")["net"]
     ((label, row),) = curves_table(curves).items()
     checks = {
-        "the score rises": row["score gained, spreads"] > 0,
+        "the score rises": row[GAINED] > 0,
         "answers win less than a tenth more often than they lose": net < 0.1,
         "KL ends beyond 2 nats": row[KL] > 2,
         "perplexity falls": row["perplexity"] < curves[label].perplexity[0],
     }
     table = {label: row | {"wins less losses against SFT": net}}
-    return SeedResult(table, checks, curve_plots(curves, ALL_MONITORS))
+    return SeedResult(table, checks, curve_plots(curves))
 
 
 @exhibit(
-    "part-1",
     arms="vanilla_ppo",
-    varied=SCORES,
+    varied=variants.SCORES,
     claim="Normalised and clipped scores hold the policy nearer to its start than raw ones",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
 def figure_6(run: SeedRun) -> SeedResult:
     """Score reparameterisation: scaling, normalisation and clipping of rewards and advantages."""
-    curves, table = _curves_and_outcomes(run, SCORES)
-    kl = {name: table[variant.label][KL] for name, variant in SCORES.items()}
-    clips = kl["normalised_clip_80"], kl["normalised_clip_30"]
-    advantage_clips = kl["advantage_clip_50"], kl["advantage_clip_12"]
+    curves, table = _curves_and_outcomes(run, variants.SCORES)
+    raw, _, _, *clips, wide, tight = (row[KL] for row in table.values())
     checks = {
-        "normalised and clipped rewards end at less KL than raw ones": max(clips) < kl["vanilla"],
-        "clipped advantages do, too": max(advantage_clips) < kl["vanilla"],
+        "normalised and clipped rewards end at less KL than raw ones": max(clips) < raw,
+        "clipped advantages do, too": max(wide, tight) < raw,
         "a tighter reward clip keeps the policy nearer": clips[1] < clips[0],
     }
-    return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl", "perplexity")))
+    return SeedResult(table, checks, curve_plots(curves, STABILITY))
 
 
 @exhibit(
-    "part-1",
     arms="vanilla_ppo",
-    varied=CONSTRAINTS,
+    varied=variants.CONSTRAINTS,
     claim="The token KL penalty is what keeps training stable; an entropy bonus adds nothing to it",
     printed="no numbers printed; KL coefficients .05, .1 and .2",
 )
 def figure_7(run: SeedRun) -> SeedResult:
     """Policy constraints: KL penalty, importance sampling against the reference, entropy bonus."""
-    curves, table = _curves_and_outcomes(run, CONSTRAINTS)
-    free, low, middle, high, ratio, ratio_and_penalty, entropy = table.values()
-    nets = [row[NET] for row in (low, middle, high)]
+    curves, table = _curves_and_outcomes(run, variants.CONSTRAINTS)
+    free, low, middle, high, ratio, both, _ = (row[KL] for row in table.values())
+    without, *penalised, _, _, bonus = (row["net"] for row in table.values())
     checks = {
-        "the more KL penalty, the less KL": free[KL] > low[KL] > middle[KL] > high[KL],
-        "with a penalty answers win more often against SFT": min(nets) > free[NET],
-        "a penalty beside the ratio to the reference binds more than the ratio": ratio_and_penalty[
-            KL
-        ]
-        < ratio[KL],
-        "an entropy bonus is no better than the best penalty": entropy[NET] <= max(nets),
+        "the more KL penalty, the less KL": free > low > middle > high,
+        "with a penalty answers win more often against SFT": min(penalised) > without,
+        "a penalty beside the ratio to the reference binds more than the ratio": both < ratio,
+        "an entropy bonus is no better than the best penalty": bonus <= max(penalised),
     }
-    return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl", "perplexity")))
+    return SeedResult(table, checks, curve_plots(curves, STABILITY))
 
 
-@exhibit(
-    "part-1",
-    arms="starts",
-    claim="The critic's start matters early only; a policy without SFT fails",
-)
+@exhibit(arms="starts", claim="The critic's start matters early only; a policy without SFT fails")
 def figure_8(run: SeedRun) -> SeedResult:
     """Initialisation of critic and policy."""
-    curves, table = _curves_and_outcomes(run, STARTS)
-    *critics, without_sft = (row[NET] for row in table.values())
+    curves, table = _curves_and_outcomes(run, variants.STARTS)
+    *critics, without_sft = (row["net"] for row in table.values())
     apart = max(critics) - min(critics)
     checks = {
         "critics of three starts end within ten points of each other": apart < 0.1,
         "without SFT the policy loses against SFT": without_sft < 0,
     }
-    monitors = ("score", "gold", "kl", "response_length")
-    return SeedResult(table, checks, curve_plots(curves, monitors))
+    plots = curve_plots(curves, ("score", "gold", "kl", "response_length"))
+    return SeedResult(table, checks, plots)
 
 
 @exhibit(
-    "part-1",
     arms="ppo_max",
     claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it",
 )
@@ -169,16 +148,15 @@ def figure_9(run: SeedRun) -> SeedResult:
     judged = run.outcome("judge_ppo_max_rm")
     ((label, row),) = curves_table(curves).items()
     checks = {
-        "the score rises": row["score gained, spreads"] > 0,
+        "the score rises": row[GAINED] > 0,
         "KL stays below 2 nats": max(curves[label].kl) < 2,
-        "answers win more often than they lose against SFT": judged[NET] > 0,
+        "answers win more often than they lose against SFT": judged["net"] > 0,
     }
-    table = {label: row | {name: judged[name] for name in (WIN, LOSE, NET)}}
-    return SeedResult(table, checks, curve_plots(curves, ALL_MONITORS))
+    table = {label: row | {name: judged[name] for name in ("win", "lose", "net")}}
+    return SeedResult(table, checks, curve_plots(curves))
 
 
 @exhibit(
-    "part-1",
     arms="vanilla_and_ppo_max",
     claim="PPO-max moves scores within the range of SFT's answers, vanilla PPO beyond it",
     printed="no numbers printed; long tails in a run that fails",
@@ -194,9 +172,7 @@ def score_distributions(run: SeedRun) -> SeedResult:
         by_category.setdefault(str(row.get("category")), []).append(float(row["score"]))
     means = {category: fmean(scores) for category, scores in by_category.items()}
     scores = {
-        label: [
-            float(row["score"]) - means[str(row.get("category"))] for row in run.responses(name)
-        ]
+        label: [float(r["score"]) - means[str(r.get("category"))] for r in run.responses(name)]
         for name, label in SCORED.items()
     }
     limit = float(np.quantile(scores["SFT"], 0.99))
@@ -231,9 +207,8 @@ def score_distributions(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "part-1",
     arms="vanilla_ppo",
-    varied=JOINT_CLIPS,
+    varied=variants.JOINT_CLIPS,
     claim="Clipped advantages beside clipped rewards hold the policy nearer, and gain nothing",
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
@@ -242,22 +217,17 @@ def joint_clips(run: SeedRun) -> SeedResult:
 
     Normalised rewards at two clips, each with normalised advantages at two clips and none.
     """
-    curves, table = _curves_and_outcomes(run, JOINT_CLIPS)
-    by_clip: dict[float, list[dict[str, float]]] = {}
-    for variant in JOINT_CLIPS.values():
-        by_clip.setdefault(variant.changes["score_clip"], []).append(table[variant.label])
-    checks: dict[str, bool] = {}
-    for score, (alone, *both) in by_clip.items():
+    curves, table = _curves_and_outcomes(run, variants.JOINT_CLIPS)
+    rows, checks = list(table.values()), {}
+    for score, (alone, *both) in ((0.8, rows[:3]), (0.3, rows[3:])):
         nearer = all(row[KL] < alone[KL] for row in both)
         checks[f"reward clip {score:g}: with either advantage clip KL ends lower"] = nearer
-        won = fmean(row[NET] for row in both)
-        words = f"reward clip {score:g}: on average they win at most five points more"
-        checks[words] = won <= alone[NET] + 0.05
+        gain = fmean(row["net"] for row in both) <= alone["net"] + 0.05
+        checks[f"reward clip {score:g}: on average they win at most five points more"] = gain
     return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl")))
 
 
 @exhibit(
-    "part-1",
     arms="pretraining_losses",
     claim="PPO loses abilities, and the pre-training loss keeps them at no cost in alignment",
     printed="on C-Eval PPO is below SFT, and PPO with the pre-training loss near it",
@@ -265,43 +235,38 @@ def joint_clips(run: SeedRun) -> SeedResult:
 def alignment_tax(run: SeedRun) -> SeedResult:
     """Section 6.4: what PPO loses of what SFT could do, with the pre-training loss and without.
 
-    Shares lost of the forget set, eight task families that PPO's prompts have none of.
-
-    In place of pre-training data: the demonstrations, which show those tasks. Families are of one
-    size, so that a share is the mean over them. The loss on demonstrations holds a policy near SFT
-    as the KL penalty does: what it keeps beyond that is read at equal KL on the main prompts.
+    PPO's prompts have none of the forget set's eight task families, which the demonstrations, in
+    place of pre-training data, show. Families are of one size, so that a share is the mean over
+    them. The loss on demonstrations holds a policy near SFT as the KL penalty does: what it keeps
+    beyond that is read at equal KL on the main prompts.
     """
-    labels = {f"ptx_{coef:g}": f"weight {coef:g}" if coef else "without" for coef in PTX_COEFS}
-    table, lines = read_by_kl(
-        labels, PTX_KL_COEFS, lambda _, policy: run.forgetting(policy) | run.answers(policy), LOST
-    )
+
+    def read(_: str, policy: str) -> dict[str, float]:
+        return run.forgetting(policy) | run.answers(policy)
+
+    coefs = variants.PTX_KL_COEFS
+    table, lines = read_by_kl(variants.PTX, coefs, read, LOST)
     nets = {
-        label: [table[f"{label}, KL coefficient {coef:g}"]["main, net"] for coef in PTX_KL_COEFS]
-        for label in labels.values()
+        label: [table[f"{label}, KL coefficient {coef:g}"]["main, net"] for coef in coefs]
+        for label in lines
     }
     without, *with_loss = lines
     checks = {"without it PPO loses a tenth of the forget set": lines[without][1][0] > 0.1}
     for label in with_loss:
-        lost = zip(lines[label][1], lines[without][1], strict=True)
         won = zip(nets[label], nets[without], strict=True)
-        checks |= {
-            f"{label}: less is lost at every KL coefficient": all(a < b for a, b in lost),
-            f"{label}: less is lost at equal KL": is_more_at_equal_kl(lines[without], lines[label]),
-            f"{label}: main prompts are won as often, within five points": all(
-                ours > theirs - 0.05 for ours, theirs in won
-            ),
-        }
+        checks |= loses_less(f"{label}: less is lost", lines[label], lines[without])
+        words = f"{label}: main prompts are won as often, within five points"
+        checks[words] = all(ours > theirs - 0.05 for ours, theirs in won)
     return SeedResult(table, checks, [forgetting_plot(lines, "A point a KL coefficient.")])
 
 
 def _curves_and_outcomes(
-    run: SeedRun, variants: Mapping[str, Variant]
+    run: SeedRun, compared: Mapping[str, Variant]
 ) -> tuple[dict[str, Curve], Rows]:
     """Each run's curves, and a row of its last steps, its answers and their outcome."""
-    curves = run.curves(variants)
+    curves = run.curves(compared)
     table = curves_table(curves)
-    for name, variant in variants.items():
-        kept = ("score gained, spreads", KL, "perplexity")
-        judged = {column: value for column, value in run.policy(name).items() if column != KL}
-        table[variant.label] = {column: table[variant.label][column] for column in kept} | judged
+    for name, variant in compared.items():
+        last_steps = {c: table[variant.label][c] for c in (GAINED, KL, "perplexity")}
+        table[variant.label] = last_steps | run.policy(name) | {KL: last_steps[KL]}
     return curves, table

@@ -28,14 +28,7 @@ def draw(plots: Sequence[Plot]) -> Chart:
     first = plots[0]
     with Panel(*(PATHS if first.kind == "paths" else ())) as panel:
         for index, name in enumerate(first.series):
-            if first.kind == "points":
-                _points(panel, index, name, first)
-            elif first.kind == "bars":
-                _bars(panel, index, name, plots)
-            elif first.kind == "paths":
-                _path(panel, index, name, plots)
-            else:
-                _line(panel, index, name, plots)
+            DRAWERS[first.kind](panel, index, name, plots)
         if first.ticks:
             width = LEGEND_WIDTH // len(first.ticks) - 2
             ticks = [fill(tick, width, break_long_words=False) for tick in first.ticks]
@@ -47,12 +40,8 @@ def draw(plots: Sequence[Plot]) -> Chart:
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )
-        return panel.chart(first.title, _note(first, len(plots)), first.x, _wrap_to_height(first.y))
-
-
-def _wrap_to_height(label: str) -> str:
-    """A label of the vertical axis in lines that the panel is high enough for."""
-    return "\n".join(fill(line, LABEL_WIDTH) for line in label.splitlines())
+        y = "\n".join(fill(line, LABEL_WIDTH) for line in first.y.splitlines())
+        return panel.chart(first.title, _note(first, len(plots)), first.x, y)
 
 
 def _legend_columns(names: Sequence[str]) -> int:
@@ -113,10 +102,13 @@ def _whiskers(columns: Sequence[Sequence[float]]) -> tuple[list[float], list[lis
     return means, ends
 
 
-def _points(panel: Panel, index: int, name: str, plot: Plot) -> None:
+def _points(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     (*_, marker), colour = style(index), POINTS[index % len(POINTS)]
-    x, y = plot.series[name]
+    x, y = plots[0].series[name]
     panel.axes.scatter(x, y, s=9, color=colour, marker=marker, alpha=0.6, label=name)
+
+
+DRAWERS = {"lines": _line, "bars": _bars, "points": _points, "paths": _path}
 
 
 def _note(plot: Plot, num_seeds: int) -> str:

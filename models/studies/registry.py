@@ -59,24 +59,24 @@ class Exhibit:
 
     @property
     def slug(self) -> str:
-        """Its name among those of all papers, as in `part-2-figure-3`."""
+        """The name among those of all papers, as in `part-2-figure-3`."""
         return f"{self.paper}-{self.name}"
 
     @property
     def title(self) -> str:
-        """Its name as a reader knows it, as in `Figure 3`."""
+        """The name as readers know it, as in `Figure 3`."""
         return self.name.replace("-", " ").capitalize()
 
     @property
-    def said(self) -> dict[str, str]:
-        """What a scorecard says of it."""
+    def description(self) -> dict[str, str]:
+        """The fields that a scorecard holds."""
         names = ("paper", "name", "shows", "claim", "printed")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The function from one seed's `Artifacts` to its result; what is said of all seeds beside."""
+    """The function from one seed's `Artifacts` to its result, and a sentence about all seeds."""
 
     read: Callable[[Any], SeedResult]
     remark: Remark | None = None
@@ -86,20 +86,22 @@ class Reader:
 READERS: dict[str, Reader] = {}
 
 
-def exhibit(
-    paper: str, *, remark: Remark | None = None, **_declared: object
-) -> Callable[[ReadT], ReadT]:
-    """Declare that the decorated function reads an exhibit of a paper.
+def exhibits_in(paper: str) -> Callable[..., Callable[[ReadT], ReadT]]:
+    """The decorator `exhibit` of the functions that read the exhibits of one paper.
 
-    The exhibit is called as the function is, and shows what the first paragraph of the docstring
-    says. The other arguments are those of `Exhibit`, literals or names of `variants.py`.
+    An exhibit is called as the function is, and shows what the first paragraph of its docstring
+    says. The decorator's arguments are `remark` and those of `Exhibit`, literals or
+    `variants.<NAME>`.
     """
 
-    def register(read: ReadT) -> ReadT:
-        READERS[f"{paper}-{_dashed(read.__name__)}"] = Reader(read, remark)
-        return read
+    def exhibit(*, remark: Remark | None = None, **_fields: object) -> Callable[[ReadT], ReadT]:
+        def register(read: ReadT) -> ReadT:
+            READERS[f"{paper}-{_dashed(read.__name__)}"] = Reader(read, remark)
+            return read
 
-    return register
+        return register
+
+    return exhibit
 
 
 def _dashed(name: str) -> str:
@@ -108,39 +110,35 @@ def _dashed(name: str) -> str:
 
 def _declarations(source: str) -> Iterator[Exhibit]:
     """The exhibits that a module's functions read, in order."""
-    functions = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
-    for function, call in ((each, call) for each in functions for call in each.decorator_list):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == exhibit.__name__:
-            shows, *_ = (ast.get_docstring(function) or "").split("\n\n")
-            given = {str(each.arg): _value(each.value) for each in call.keywords}
-            given.pop("remark", None)
-            name, shows = _dashed(function.name), shows.replace("\n", " ").removesuffix(".")
-            yield Exhibit(ast.literal_eval(call.args[0]), name, shows, **given)
+    paper = ""
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(value=ast.Call(ast.Name("exhibits_in"), [name])):
+                paper = ast.literal_eval(name)
+            case ast.FunctionDef(decorator_list=[ast.Call(ast.Name("exhibit")) as call]):
+                shows, *_ = (ast.get_docstring(node) or "").split("\n\n")
+                shows = shows.replace("\n", " ").removesuffix(".")
+                fields = {str(k.arg): _value(k.value) for k in call.keywords if k.arg != "remark"}
+                yield Exhibit(paper, _dashed(node.name), shows, **fields)
 
 
-def _value(written: ast.expr) -> Any:
-    """A literal, or what `variants.py` has of that name; None for another module's."""
-    if isinstance(written, ast.Name):
-        return getattr(variants, written.id, None)
-    return ast.literal_eval(written)
+def _value(node: ast.expr) -> Any:
+    """A literal, or what `variants.py` has of that name."""
+    if isinstance(node, ast.Attribute):
+        return getattr(variants, node.attr)
+    return ast.literal_eval(node)
 
 
 AS_GOOD_AS_ANY = "The recipe's value is as good as any, on validation data"
-_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
-EXHIBITS = tuple(
-    sorted(
-        [
-            *(each for path in _SOURCES for each in _declarations(path.read_text("utf-8"))),
-            *(
-                Exhibit(
-                    "constants", name, swept.words, AS_GOOD_AS_ANY, "not published", "sweep", name
-                )
-                for name, swept in CONSTANTS.items()
-            ),
-        ],
-        key=lambda each: list(TITLES).index(each.paper),
-    )
-)
+_DECLARED = [
+    declared
+    for path in sorted(Path(__file__).parent.glob("*.py"))
+    for declared in _declarations(path.read_text("utf-8"))
+] + [
+    Exhibit("constants", name, constant.words, AS_GOOD_AS_ANY, "not published", "sweep", name)
+    for name, constant in CONSTANTS.items()
+]
+EXHIBITS = tuple(declared for paper in TITLES for declared in _DECLARED if declared.paper == paper)
 
 
 def _names() -> list[str]:
@@ -150,7 +148,7 @@ def _names() -> list[str]:
         kind, _, number = name.rpartition("-")
         return (False, kind, int(number)) if number.isdigit() else (True, "", 0)
 
-    return sorted(dict.fromkeys(each.name for each in EXHIBITS), key=order)
+    return sorted(dict.fromkeys(declared.name for declared in EXHIBITS), key=order)
 
 
 # For a form: one of these names.
@@ -160,4 +158,4 @@ ExhibitName = Annotated[str, Field(json_schema_extra={"enum": ["all", *_names()]
 
 def exhibits_of(paper: str, name: str) -> list[Exhibit]:
     """The exhibit of a name, or `all` of a paper; empty where the paper has none of that name."""
-    return [each for each in EXHIBITS if each.paper == paper and name in ("all", each.name)]
+    return [e for e in EXHIBITS if e.paper == paper and name in ("all", e.name)]

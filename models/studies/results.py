@@ -44,19 +44,16 @@ def bar_plot(
     title: str, x: str, y: str, table: Table, columns: Mapping[str, str] | Sequence[str]
 ) -> Plot:
     """A group of bars a row of a table, in it a bar of each column; by their names in the plot."""
-    bars = column_lines(map(float, range(len(table))), table.values(), columns)
+    names = columns if isinstance(columns, Mapping) else {column: column for column in columns}
+    bars = {
+        name: line_at(range(len(table)), table.values(), column) for name, column in names.items()
+    }
     return Plot(title, x, y, bars, kind="bars", ticks=tuple(table))
 
 
-def column_lines(
-    at: Iterable[float],
-    rows: Iterable[Mapping[str, float]],
-    columns: Mapping[str, str] | Sequence[str],
-) -> dict[str, Line]:
-    """A line a column of rows, by its name in the plot; a row a position."""
-    names = columns if isinstance(columns, Mapping) else {column: column for column in columns}
-    positions, rows = list(at), list(rows)
-    return {name: (positions, [row[column] for row in rows]) for name, column in names.items()}
+def line_at(positions: Iterable[float], rows: Iterable[Mapping[str, float]], column: str) -> Line:
+    """The line of one column of rows, a row a position."""
+    return [float(position) for position in positions], [row[column] for row in rows]
 
 
 def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
@@ -67,7 +64,7 @@ def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one seed's run shows.
+    """The result of one seed's run.
 
     table: row to column to value. checks: each part of the paper's claim, in words, and whether
     this run shows it. plots: each of the same title in every seed.
@@ -93,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ExhibitResult:
-    """What the results of all seeds say together.
+    """The result of all seeds together.
 
     checks: each part of the claim with the seeds that show it and those that do not. remark: what
     else there is to say of all seeds.
@@ -108,14 +105,12 @@ class ExhibitResult:
 
 
 def combine_seeds(
-    results: Mapping[int, SeedResult],
-    remark: Callable[[Sequence[SeedResult]], str] | None = None,
+    results: Mapping[int, SeedResult], remark: Callable[[Sequence[SeedResult]], str] | None = None
 ) -> ExhibitResult:
     """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
     first, *others = results.values()
-    for other in others:
-        if other.checks.keys() != first.checks.keys() or _shape(other) != _shape(first):
-            raise ValueError("results of different seeds have different rows, columns or checks")
+    if any(_shape(other) != _shape(first) for other in others):
+        raise ValueError("results of different seeds have different rows, columns or checks")
     checks = {
         words: [result.checks[words] for result in results.values()] for words in first.checks
     }
@@ -127,8 +122,9 @@ def combine_seeds(
         for row, columns in first.table.items()
     }
     status = status_of(checks)
-    said = remark(list(results.values())) if remark else ""
-    return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
+    sentence = _sentence(checks, status)
+    words = remark(list(results.values())) if remark else ""
+    return ExhibitResult(list(results), table, checks, status, sentence, words)
 
 
 def precision(rows: Sequence[Sequence[float]]) -> float | None:
@@ -143,11 +139,10 @@ def precision(rows: Sequence[Sequence[float]]) -> float | None:
     if len(rows) < 2 or count < 2:
         return None
     deviations = [
-        statistics.stdev(a - b for a, b in zip(one, other, strict=True))
-        for one, other in combinations(rows, 2)
+        statistics.stdev(a - b for a, b in zip(*two, strict=True)) for two in combinations(rows, 2)
     ]
-    found = statistics.median(deviations) * float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
-    return found if found > NO_WIDTH else None
+    width = statistics.median(deviations) * float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
+    return width if width > NO_WIDTH else None
 
 
 def columns_of(table: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -164,13 +159,13 @@ def precision_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, st
     return {column: f"{value:.3f}" for column, value in widths.items() if value is not None}
 
 
-def titled(words: str) -> str:
-    """Words as a title begins, acronyms left alone."""
+def capitalised(words: str) -> str:
+    """Words with a capital first letter; acronyms stay."""
     return words[:1].upper() + words[1:]
 
 
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
-    """What a table says in a line: of one row its columns, of several the first two of each."""
+    """A table in a line: of one row its columns, of several the first two of each."""
     wide = MAX_FIGURES if len(table) == 1 else 2
     parts = [
         f"{row}: " + ", ".join(f"{name} {cell}" for name, cell in list(columns.items())[:wide])
@@ -189,8 +184,10 @@ def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
     return "in part"
 
 
-def _shape(result: SeedResult) -> list[tuple[str, list[str]]]:
-    return [(row, list(columns)) for row, columns in result.table.items()]
+def _shape(result: SeedResult) -> tuple[object, ...]:
+    """The names of rows and columns, in order, and those of the checks."""
+    rows = [(row, list(columns)) for row, columns in result.table.items()]
+    return rows, result.checks.keys()
 
 
 def _cell(values: list[float]) -> Cell:
@@ -199,15 +196,13 @@ def _cell(values: list[float]) -> Cell:
 
 
 def _sentence(checks: Mapping[str, Sequence[bool]], status: Status) -> str:
-    """The status in words: what was seen in how many seeds."""
-    parts = [f"{words}: {_count(seen)}" for words, seen in checks.items()]
+    """The status in words: how many seeds show each part of the claim."""
     begin = {"held": "It held", "in part": "It held in part", "not held": "It did not hold"}
-    return f"{begin[status]}. " + "; ".join(parts) + "."
+    parts = "; ".join(f"{words}: {_count(seen)}" for words, seen in checks.items())
+    return f"{begin[status]}. {parts}."
 
 
 def _count(seen: Sequence[bool]) -> str:
-    if len(seen) == 1:
-        return "yes" if seen[0] else "no"
-    if all(seen) or not any(seen):
-        return f"{'yes' if seen[0] else 'no'}, in all {len(seen)} seeds"
-    return f"in {sum(seen)} of {len(seen)} seeds"
+    if any(seen) and not all(seen):
+        return f"in {sum(seen)} of {len(seen)} seeds"
+    return ("yes" if seen[0] else "no") + (f", in all {len(seen)} seeds" if seen[1:] else "")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.reporting.run.labels import ai_labeler
-from trimtab.models.studies.measures import NET, WIN, SeedRun, outcome_plot
-from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of, titled
+from trimtab.models.studies.measures import SeedRun, outcome_plot
+from trimtab.models.studies.registry import exhibits_in
+from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_of
 from trimtab.models.studies.variants import AS_GOOD
 
+exhibit = exhibits_in("rlaif")
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
 WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate"
@@ -31,7 +32,6 @@ VERSUS = {
 
 
 @exhibit(
-    "rlaif",
     arms="judges",
     claim="The better a judge agrees with the truth, the better the policy, and one that is "
     "right four times in five beats SFT",
@@ -39,50 +39,37 @@ VERSUS = {
     "dialogue",
 )
 def alignment(run: SeedRun) -> SeedResult:
-    """Wins against SFT by the judge's alignment, distilled and direct.
-
-    A row a judge and way of using it, and one of people's labels.
-    """
+    """Wins against SFT by the judge's alignment, distilled and direct."""
     judges = {right: _aligned(run, role) for right, role in run.swept("judged_").items()}
     table: Rows = {}
     checks: dict[str, bool] = {}
-    lines: dict[str, dict[str, Line]] = {WINS: {}, MARGIN: {}}
+    by_kind: dict[str, list[dict[str, float]]] = {}
     for kind in KINDS:
-        rows = {
-            right: {
-                ALIGNMENT: judge[ALIGNMENT],
-                **_results(run, f"{kind}_{right:g}"),
-                LABELS: judge[LABELS],
-            }
-            for right, judge in judges.items()
-        }
+        rows = {}
+        for right, judge in judges.items():
+            row = {ALIGNMENT: judge[ALIGNMENT]} | _results(run, f"{kind}_{right:g}")
+            rows[right] = row | {LABELS: judge[LABELS]}
+        by_kind[kind] = list(rows.values())
         table |= {f"{kind}, right in {right:g}": row for right, row in rows.items()}
-        worst, *_, best = rows.values()
-        checks |= {
-            f"{kind}: the policy of the best judge wins more often than the worst's": best[WINS]
-            > worst[WINS],
-            f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses": rows[AS_GOOD][
-                MARGIN
-            ]
-            > 0,
-        }
-        for column, by_kind in lines.items():
-            by_kind[kind] = line_of(rows.values(), ALIGNMENT, column)
+        worst, *_, best = (row[WINS] for row in rows.values())
+        words = f"{kind}: the policy of the best judge wins more often than the worst's"
+        checks[words] = best > worst
+        words = f"{kind}: with a judge right in {AS_GOOD:g} it wins more than it loses"
+        checks[words] = rows[AS_GOOD][MARGIN] > 0
     plots = [
         Plot(
-            f"{titled(column)} by alignment",
+            f"{capitalised(column)} by alignment",
             "AI labeler alignment with the truth (share of pairs)",
             f"{column}, by gold\n(share of the main prompts)",
-            by_kind,
+            {kind: line_of(rows, ALIGNMENT, column) for kind, rows in by_kind.items()},
             note="Alignment is that of the first seed.",
         )
-        for column, by_kind in lines.items()
+        for column in (WINS, MARGIN)
     ]
     return SeedResult(table | {"people's labels": _results(run, "people")}, checks, plots)
 
 
 @exhibit(
-    "rlaif",
     arms="feedback",
     claim="AI feedback whose errors are independent is as good as people's, and direct better than "
     "distilled",
@@ -92,8 +79,6 @@ def feedback(run: SeedRun) -> SeedResult:
     """People's labels, and a judge as often right on clear pairs: distilled and direct, by
     head-to-head wins.
 
-    Policies of three kinds of feedback, each against SFT and against each other.
-
     The judge's errors are independent noise on gold, which measures the policies too: a direct
     judge has no fault that a policy could learn to use. A judge's labels are soft; people's are
     smoothed as far for the comparison.
@@ -102,8 +87,8 @@ def feedback(run: SeedRun) -> SeedResult:
     for kind in KINDS:
         table[kind] |= _aligned(run, f"judged_{AS_GOOD:g}")
     won = {label: run.outcome(role) for role, label in VERSUS.items()}
-    table |= {label: {MARGIN: row[NET], "wins": row[WIN]} for label, row in won.items()}
-    distilled, direct, each_other = (row[NET] for row in won.values())
+    table |= {label: {MARGIN: row["net"], "wins": row["win"]} for label, row in won.items()}
+    distilled, direct, each_other = (row["net"] for row in won.values())
     checks = {
         "distilled is at most five points behind people's labels": distilled >= -0.05,
         "direct is at most five points behind people's labels": direct >= -0.05,
@@ -123,5 +108,5 @@ def _aligned(run: SeedRun, role: str) -> dict[str, float]:
 def _results(run: SeedRun, name: str) -> dict[str, float]:
     """How a policy does on the main prompts, by gold."""
     judged, summary = run.outcome(f"judge_{name}"), run.document(f"eval_{name}", "summary.json")
-    row = {MARGIN: judged[NET], WINS: judged[WIN], HARMLESS: float(summary["main_harmless"])}
+    row = {MARGIN: judged["net"], WINS: judged["win"], HARMLESS: float(summary["main_harmless"])}
     return row | run.answers(name)

@@ -12,44 +12,38 @@ from statistics import fmean
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.frontier import is_more_at_equal_kl
 from trimtab.models.studies.measures import (
+    GAINED,
     KL,
-    NET,
+    STABILITY,
     SeedRun,
     curve_plots,
     curves_table,
-    gained,
-    last,
     outcome_plot,
     percent_in_bins,
 )
-from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import Line, Plot, SeedResult, line_of
+from trimtab.models.studies.registry import exhibits_in
+from trimtab.models.studies.results import Line, Plot, SeedResult, line_at, line_of
 from trimtab.models.studies.variants import ROUND_ARMS
 
+exhibit = exhibits_in("part-2")
 TENTHS = [index / 10 for index in range(11)]
-MONITORS = ("score", "gold", "kl", "perplexity")
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
 )
 def table_2(run: SeedRun) -> SeedResult:
-    """MetaRM rounds against SFT.
-
-    Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is.
-    """
+    """MetaRM rounds against SFT."""
     judged = {arm: [run.outcome(role) for role in _rounds(run, arm)] for arm in ROUND_ARMS}
-    nets = {arm: [row[NET] for row in rows] for arm, rows in judged.items()}
     table = {
         f"{ROUND_ARMS[arm].label}, round {number}": row
         for arm, rows in judged.items()
         for number, row in enumerate(rows, start=1)
     }
-    ours = nets["meta"]
-    best = {arm: max(values) for arm, values in nets.items()}
+    ours = [row["net"] for row in judged["meta"]]
+    best = {arm: max(row["net"] for row in rows) for arm, rows in judged.items()}
     checks = {
         "the second round beats SFT by more than the first": ours[1] > ours[0],
         "the last round is not the best": best["meta"] > ours[-1],
@@ -57,14 +51,13 @@ def table_2(run: SeedRun) -> SeedResult:
         "the best round is better than the best without MetaRM": best["meta"] > best["plain"],
         "the best round is better than the best with eta 0": best["meta"] > best["eta_0"],
     }
-    numbers = [float(number) for number in range(1, len(ours) + 1)]
-    lines = {ROUND_ARMS[arm].label: (numbers, values) for arm, values in nets.items()}
+    numbers = range(1, len(ours) + 1)
+    lines = {ROUND_ARMS[arm].label: line_at(numbers, rows, "net") for arm, rows in judged.items()}
     plot = Plot("Rounds against SFT", "round", "wins minus losses, main prompts", lines)
     return SeedResult(table, checks, [plot])
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="The best round beats SFT, and vanilla PPO too",
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
@@ -81,7 +74,6 @@ def table_3(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "part-2",
     arms="adaptation",
     in_world=True,
     claim="Out of distribution the method still beats both, by less",
@@ -95,8 +87,8 @@ def figure_15(run: SeedRun) -> SeedResult:
     rounds = _rounds(run, "adapted_meta")
     versus = f"versus_adapted_{{}}_{len(rounds)}"
     result = _compare_with_rivals(run, rounds[-1], versus, "held_out")
-    inside = run.outcome(f"judge_meta_{len(rounds)}")[NET]
-    less = {"SFT by less than in distribution": result.table["SFT"][NET] < inside}
+    inside = run.outcome(f"judge_meta_{len(rounds)}")["net"]
+    less = {"SFT by less than in distribution": result.table["SFT"]["net"] < inside}
     return SeedResult(result.table, result.checks | less, result.plots)
 
 
@@ -111,7 +103,7 @@ def _compare_with_rivals(run: SeedRun, judged: str, versus: str, eval_set: str) 
         table[label] = run.outcome(versus.format(arm), eval_set)
     return SeedResult(
         table,
-        {f"it beats {rival}": row[NET] > 0 for rival, row in table.items()},
+        {f"it beats {rival}": row["net"] > 0 for rival, row in table.items()},
         [outcome_plot("The MetaRM policy", table, "the policy named")],
     )
 
@@ -122,17 +114,14 @@ def _rounds(run: SeedRun, arm: str) -> list[str]:
 
 
 @exhibit(
-    "part-2",
     arms="rounds",
     claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
 )
 def figure_16(run: SeedRun) -> SeedResult:
     """Score differences between answers to one prompt, before and after MetaRM.
 
-    Score differences between answers to one prompt outside the meta set, in the first round.
-
-    All arms start from one reward model and SFT's answers. eta 0 is as much training without the
-    ascent.
+    Of prompts outside the meta set, in the first round: all arms start from one reward model and
+    SFT's answers. eta 0 is as much training without the ascent.
     """
     values: dict[str, list[float]] = {"before MetaRM": []}
     for arm in ("eta_0", "meta", "meta_kept"):
@@ -167,7 +156,6 @@ def figure_16(run: SeedRun) -> SeedResult:
 
 
 @exhibit(
-    "part-2",
     arms="rounds_at_dynamic_kl",
     claim="In each round the score rises; with a dynamic KL penalty quality is better at equal KL",
 )
@@ -181,28 +169,28 @@ def figure_17(run: SeedRun) -> SeedResult:
     ours, plain = ROUND_ARMS["meta"].label, ROUND_ARMS["plain"].label
     dynamic = f"{ours}, dynamic KL penalty"
     arms = {ours: "meta", plain: "plain", dynamic: "dynamic_meta"}
-    by_arm = {label: [run.curve(f"{arm}_{n}") for n in numbers] for label, arm in arms.items()}
     curves = {
-        f"{label}, round {n}": curve
-        for label, rounds in by_arm.items()
-        for n, curve in enumerate(rounds, start=1)
+        f"{label}, round {n}": run.curve(f"{arm}_{n}")
+        for label, arm in arms.items()
+        for n in numbers
     }
     table = curves_table(curves)
+    rows: dict[str, list[dict[str, float]]] = {}
     lines: dict[str, Line] = {}
     for label, arm in arms.items():
-        rows = {f"{label}, round {n}": run.policy(f"{arm}_{n}") for n in numbers}
-        lines[label] = line_of(rows.values(), KL, NET)
-        for name, row in rows.items():
-            table[name][NET] = row[NET]
+        policies = [run.policy(f"{arm}_{n}") for n in numbers]
+        lines[label] = line_of(policies, KL, "net")
+        rows[label] = [table[f"{label}, round {n}"] for n in numbers]
+        for row, policy in zip(rows[label], policies, strict=True):
+            row["net"] = policy["net"]
+    both = zip(rows[ours], rows[plain], strict=True)
+    is_better = is_more_at_equal_kl(lines[dynamic], lines[ours])
     checks = {
-        "the score rises in every round": all(last(gained(curve)) > 0 for curve in by_arm[ours]),
+        "the score rises in every round": all(row[GAINED] > 0 for row in rows[ours]),
         "in every round KL ends below that on the reward model as it is": all(
-            last(mine.kl) < last(theirs.kl)
-            for mine, theirs in zip(by_arm[ours], by_arm[plain], strict=True)
+            mine[KL] < theirs[KL] for mine, theirs in both
         ),
-        "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": (
-            is_more_at_equal_kl(lines[dynamic], lines[ours])
-        ),
+        "with a dynamic KL penalty it wins more at equal KL than at a fixed coefficient": is_better,
     }
     by_kl = Plot(
         "Rounds by KL",
@@ -212,4 +200,4 @@ def figure_17(run: SeedRun) -> SeedResult:
         kind="paths",
         note="A point a round.",
     )
-    return SeedResult(table, checks, [*curve_plots(curves, MONITORS), by_kl])
+    return SeedResult(table, checks, [*curve_plots(curves, STABILITY), by_kl])

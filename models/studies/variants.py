@@ -19,23 +19,22 @@ class Variant:
 
 
 # [PPO] Changes of vanilla PPO's PPOConfig.
+def _clipped(score: float) -> dict[str, Any]:
+    return {"score_treatment": "normalised", "score_clip": score}
+
+
+def _advantages(clip: float | None) -> dict[str, Any]:
+    return {"normalise_advantages": True, "advantage_clip": clip}
+
+
 SCORES = {
     "vanilla": Variant("raw scores"),
     "scaled": Variant("rewards scaled", {"score_treatment": "scaled"}),
     "normalised": Variant("rewards normalised", {"score_treatment": "normalised"}),
-    "normalised_clip_80": Variant(
-        "the same, clipped at .8", {"score_treatment": "normalised", "score_clip": 0.8}
-    ),
-    "normalised_clip_30": Variant(
-        "the same, clipped at .3", {"score_treatment": "normalised", "score_clip": 0.3}
-    ),
-    "advantage_clip_50": Variant(
-        "advantages normalised, clipped at .5",
-        {"normalise_advantages": True, "advantage_clip": 0.5},
-    ),
-    "advantage_clip_12": Variant(
-        "the same, clipped at .12", {"normalise_advantages": True, "advantage_clip": 0.12}
-    ),
+    "normalised_clip_80": Variant("the same, clipped at .8", _clipped(0.8)),
+    "normalised_clip_30": Variant("the same, clipped at .3", _clipped(0.3)),
+    "advantage_clip_50": Variant("advantages normalised, clipped at .5", _advantages(0.5)),
+    "advantage_clip_12": Variant("the same, clipped at .12", _advantages(0.12)),
 }
 VANILLA = {"vanilla": SCORES["vanilla"]}
 CONSTRAINTS = {
@@ -55,12 +54,7 @@ JOINT_CLIPS = {
     f"clips_{score:g}_{advantage or 'none'}": Variant(
         f"reward clip {score:g}, "
         + (f"advantage clip {advantage:g}" if advantage else "no advantage clip"),
-        {
-            "score_treatment": "normalised",
-            "score_clip": score,
-            "normalise_advantages": True,
-            "advantage_clip": advantage,
-        },
+        {**_clipped(score), **_advantages(advantage)},
     )
     for score in (0.8, 0.3)
     for advantage in (None, 0.5, 0.12)
@@ -73,7 +67,10 @@ EARLY = {
     "raw": Variant("all pairs"),
 }
 # [PPO 6.4] Weights of the pre-training loss, each at these KL coefficients.
-PTX_COEFS = (0.0, 0.1, 1.0)
+PTX = {
+    f"ptx_{coef:g}": Variant(f"weight {coef:g}" if coef else "without", {"ptx_coef": coef})
+    for coef in (0.0, 0.1, 1.0)
+}
 PTX_KL_COEFS = (0.0, 0.05, 0.2)
 # [PPO] Changes of PPO-max's PPOConfig; the last starts from a policy without SFT.
 STARTS = {
@@ -155,7 +152,7 @@ SIMCSE_STRENGTHS = {
 }
 # Changes of labels as given, where annotators compare the responses to a prompt in up to six pairs:
 # all of four responses but near-ties. One pair a prompt is what they are asked for otherwise.
-RATED_PROMPTS, PAIRS_PER_PROMPT = 600, 6
+RATED_PROMPTS = {"num_prompts": 600, "pairs_per_prompt": 6}
 RATED = {
     "given": Variant("pairs as given"),
     "smoothed": Variant("pairs as given, smoothed", {"smooth": "all"}),

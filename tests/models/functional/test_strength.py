@@ -11,7 +11,6 @@ from trimtab.models.functional.strength import (
     calibrated_strength,
     fold_of,
     preference_strength,
-    strength_groups,
 )
 from trimtab.models.statistics.estimates import auroc
 
@@ -85,53 +84,6 @@ def test_strength_refuses_a_pair_without_votes() -> None:
         preference_strength(torch.zeros(3))
     with pytest.raises(ShapeError, match="counted must be"):
         preference_strength(torch.zeros(2, 3), torch.ones(2, 3))
-
-
-def test_groups_by_hand() -> None:
-    # Sorted means -1, 0, 2, 4, 6 with std 5, 4, 3, 2, 1. Two groups: three pairs and two.
-    mean = torch.tensor([4.0, -1.0, 6.0, 0.0, 2.0], dtype=F64)
-    std = torch.tensor([2.0, 5.0, 1.0, 4.0, 3.0], dtype=F64)
-    group_mean, group_std = strength_groups(mean, std, num_groups=2)
-    expected_mean = torch.tensor([1 / 3, 5.0], dtype=F64)
-    torch.testing.assert_close(group_mean, expected_mean, rtol=0, atol=1e-12)
-    torch.testing.assert_close(group_std, torch.tensor([4.0, 1.5], dtype=F64))
-
-
-def test_groups_equal_loop_and_default_to_twenty() -> None:
-    mean, std = torch.randn(50, dtype=F64), torch.rand(50, dtype=F64)
-    group_mean, group_std = strength_groups(mean, std)
-    pairs = sorted(zip(mean.tolist(), std.tolist(), strict=True))
-    sizes = [3] * 10 + [2] * 10
-    start = 0
-    for g, size in enumerate(sizes):
-        members = pairs[start : start + size]
-        start += size
-        assert group_mean[g].item() == pytest.approx(sum(m for m, _ in members) / size, abs=1e-12)
-        assert group_std[g].item() == pytest.approx(sum(s for _, s in members) / size, abs=1e-12)
-    assert group_mean.shape == group_std.shape == (20,)
-
-
-def test_groups_invariants() -> None:
-    mean, std = torch.randn(40, dtype=F64), torch.rand(40, dtype=F64)
-    group_mean, group_std = strength_groups(mean, std, num_groups=8)
-    assert group_mean.diff().gt(0).all()
-    shuffle = torch.randperm(40)
-    again = strength_groups(mean[shuffle], std[shuffle], num_groups=8)
-    torch.testing.assert_close(again, (group_mean, group_std), rtol=0, atol=1e-12)
-    # Groups of equal size average to the whole; one group is the whole.
-    torch.testing.assert_close(group_mean.mean(), mean.mean(), rtol=0, atol=1e-12)
-    whole = strength_groups(mean, std, num_groups=1)
-    torch.testing.assert_close(whole, (mean.mean()[None], std.mean()[None]), rtol=0, atol=1e-12)
-
-
-def test_groups_gradient() -> None:
-    inputs = [torch.randn(6, dtype=F64).requires_grad_() for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda m, s: strength_groups(m, s, num_groups=3), inputs)
-
-
-def test_groups_refuse_more_groups_than_pairs() -> None:
-    with pytest.raises(ValueError, match=r"\[1, 3\].*found 20"):
-        strength_groups(torch.zeros(3), torch.zeros(3))
 
 
 @pytest.mark.parametrize(("num_pairs", "num_folds"), [(10, 2), (11, 3), (7, 7)])

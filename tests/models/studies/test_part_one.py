@@ -20,7 +20,6 @@ from trimtab.models.studies.variants import (
     CONSTRAINTS,
     EARLY,
     JOINT_CLIPS,
-    PTX_COEFS,
     PTX_KL_COEFS,
     SCORES,
     STARTS,
@@ -149,7 +148,7 @@ def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict
     """By the weight of the pre-training loss: net on the forget set, and on the main prompts."""
     roles: dict[str, dict[str, object]] = {}
     for kl_coef in PTX_KL_COEFS:
-        for coef in PTX_COEFS:
+        for coef in lost:
             name = f"ptx_{coef:g}_{kl_coef:g}"
             verdicts = judged(main[coef], forget=lost[coef])
             roles |= {f"eval_{name}": answered(2 - 5 * kl_coef), f"judge_{name}": verdicts}
@@ -157,7 +156,7 @@ def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict
 
 
 def test_the_tax_is_what_is_lost_without_the_pre_training_loss(run: Run) -> None:
-    kept = _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys(PTX_COEFS, 0.3))
+    kept = _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys((0.0, 0.1, 1.0), 0.3))
     assert all(kept.values()) and len(kept) == 7
     dear = {0.0: 0.3, 0.1: 0.2, 1.0: 0.1}
     assert not any(_taxed(run, {0.0: 0.4, 0.1: 0.2, 1.0: 0.4}, dear).values())

@@ -53,13 +53,15 @@ def test_none_is_missing() -> None:
 
 
 def test_what_flows_read_of_the_source_is_what_the_stage_registers() -> None:
-    assert {each.slug for each in EXHIBITS} == READERS.keys()
+    assert {exhibit.slug for exhibit in EXHIBITS} == READERS.keys()
     assert all(each.shows and each.claim for each in EXHIBITS)
 
 
 def test_a_function_declares_the_exhibit_that_it_reads() -> None:
     source = '''
-@exhibit("part-1", arms="vanilla_ppo", varied=SCORES, claim="It rises", remark=said)
+exhibit = exhibits_in("part-1")
+
+@exhibit(arms="vanilla_ppo", varied=variants.SCORES, claim="It rises", remark=said)
 def figure_5(artifacts):
     """A curve
     of two lines.
