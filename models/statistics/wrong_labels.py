@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, xlogy
 
-from trimtab.models.statistics.measured import Interval
+from trimtab.models.statistics.measured import Interval, flatten, with_ends
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -67,13 +67,13 @@ class WrongLabels:
     num_first: int
     worth: float
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as a summary holds them."""
-        found: dict[str, float] = {"num_to_look_at_first": self.num_first}
-        found["worth_of_a_pair"] = self.worth
-        for name, own in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
-            found |= {name: own.value, f"{name}_low": own.low, f"{name}_high": own.high}
-        return found
+        return {
+            **flatten(num_to_look_at_first=self.num_first, worth_of_a_pair=self.worth),
+            **with_ends("num_really_wrong", self.contradicted),
+            **with_ends("share_wrong", self.share),
+        }
 
 
 @dataclass(frozen=True)

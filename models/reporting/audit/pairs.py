@@ -72,6 +72,11 @@ class AuditedPair:
         return self.strength_mean < 0
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether its label is known to be wrong."""
+        return self.truth is not None and bool(self.truth["is_wrong"])
+
+    @property
     def is_disputed(self) -> bool:
         """Whether some members prefer one answer and some the other."""
         voted = [difference for difference in self.differences if difference is not None]
