@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trimtab.models.reporting import static, templates
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.measured import Estimate, Interval
 
 FEW = 50  # below it a share is told as a count
 
@@ -113,9 +113,9 @@ def share_of(estimate: Estimate) -> str:
     return counted(estimate) + (" of" if estimate.count >= FEW else "")
 
 
-def number(estimate: Estimate | None, form: str = ".3f") -> str:
-    """A number with its interval."""
-    return tidy(estimate.text(form)) if estimate else "–"
+def number(estimate: Interval | None, form: str = ".3f", scale: float = 1) -> str:
+    """A number, times `scale`, with its interval."""
+    return tidy(estimate.text(form, scale)) if estimate else "–"
 
 
 def points(estimate: Estimate | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trimtab.models.config.arms import ARMS
 
 MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
+SCORE_LABELS = {"gold": "mean gold score (0 to 1)", "judge_score": "mean held-out score"}
 ONLY_BY_RULE = (
     "It did not win on the validation prompts; it is the champion only because this recipe "
     "promotes every round (rounds.promote=always)."
@@ -38,6 +39,11 @@ STRENGTH_NAMES = {
     "ratings": "the same answers in other pairs",
     "length": "difference in words",
 }
+
+
+def capitalised(text: str) -> str:
+    """A text whose first letter is a capital."""
+    return text[:1].upper() + text[1:]
 
 
 def policy_name(name: str) -> str:
