@@ -19,7 +19,7 @@ from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
 from trimtab.models.reporting.run.charts import (
-    SHOWN,
+    SCORER_NAMES,
     cost_chart,
     curve_charts,
     frontier_chart,
@@ -28,7 +28,7 @@ from trimtab.models.reporting.run.charts import (
     scorer_charts,
     vote_charts,
 )
-from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
+from trimtab.models.reporting.run.labels import flip_word, most_doubted, strength_rows
 from trimtab.models.reporting.run.policies import Curve, budget_columns, final_policy
 from trimtab.models.reporting.run.revisions import revision_examples
 from trimtab.models.reporting.run.scorecard import Scorecard
@@ -76,7 +76,7 @@ def render(
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
         stylesheet=stylesheet("base.css"),
-        scorer_names={name: shown[0] for name, shown in SHOWN.items()},
+        scorer_names=SCORER_NAMES,
         strength_names=STRENGTH_NAMES,
         claim_units=CLAIM_UNITS,
         sets=SETS,
@@ -89,7 +89,7 @@ def render(
         rounds=[p for p in card.policies if p.round],
         promotes_always=config.config.get("rounds", {}).get("promote") == "always",
         drawn=charts,
-        audited=audit(artifacts),
+        audited=most_doubted(artifacts),
         revised=revision_examples(artifacts, config.seed),
         has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
