@@ -77,7 +77,7 @@ def write_page(
             num_external=config.num_external,
             warnings=voters_warnings(summary.numbers()),
             changes=list(changes_made(summary.numbers())),
-            stylesheet=style,
+            style=style,
             style_hash=_hash(style),
             script=script,
             script_hash=_hash(script),
@@ -93,7 +93,9 @@ def write_page(
 def page_script() -> Markup:
     """The modules as one script."""
     modules = (EXPORT.sub("", HEAD.sub("", read_text(scripts, name), count=1)) for name in SCRIPTS)
-    return Markup('(() => {\n"use strict";' + "".join(f"\n{each}" for each in modules) + "})();")
+    return Markup(
+        '(() => {\n"use strict";' + "".join(f"\n{module}" for module in modules) + "})();"
+    )
 
 
 def _hash(text: str) -> str:

@@ -9,13 +9,7 @@ from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Answer, Method
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
-from trimtab.models.reporting.kit.html import (
-    new_environment,
-    number,
-    stylesheet,
-    tidy,
-    with_contents,
-)
+from trimtab.models.reporting.kit.html import number, render_page, tidy
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SCORE_LABELS, SETS
 from trimtab.models.reporting.run.policies import Budget, budget_columns
 from trimtab.models.reporting.run_tables import markdown
@@ -36,14 +30,13 @@ def render(
     seconds: float,
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment(
-        spread=spread, net=net, whole=whole, elo=elo, outcomes=outcomes, shade=shade,
-        judge=judge_name,
-    )  # fmt: skip
-    page = environment.get_template("compare.html.j2").render(
+    filters = {f.__name__: f for f in (spread, net, whole_points, elo, outcomes, shade, judge_name)}
+    return render_page(
+        "compare.html.j2",
+        filters,
         config=config,
-        judge=matrix.judges[0],
         judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
+        matrix=matrix,
         methods=methods,
         rows=table_rows(methods, matrix.judges[0]),
         answer=answer,
@@ -52,13 +45,9 @@ def render(
         grids={judge: matrix.duels_on(MAIN, judge) for judge in matrix.judges},
         ratings={(row.judge, row.policy): row for row in matrix.rated},
         kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
-        agreements=matrix.agreements,
-        judge_models=matrix.judge_models,
         has_forget=any(method.forget for method in methods),
         **budget_columns(method.budget for method in methods),
-        stylesheet=stylesheet("base.css", "compare.css"),
     )
-    return with_contents(page, environment)
 
 
 def spread(mean: Spread, digits: int = 3) -> str:
@@ -73,7 +62,7 @@ def _deviation(mean: Spread, digits: int = 0, scale: float = 1) -> str:
 def net(mean: Spread) -> str:
     """A difference of shares in points, its interval over prompts and its spread over seeds."""
     ends = f"[{100 * mean.low:+.0f}, {100 * mean.high:+.0f}]"
-    return tidy(f"{whole(mean)} {ends}{_deviation(mean, scale=100)}")
+    return tidy(f"{whole_points(mean)} {ends}{_deviation(mean, scale=100)}")
 
 
 def outcomes(duel: Duel) -> str:
@@ -82,7 +71,7 @@ def outcomes(duel: Duel) -> str:
     return ", ".join(f"{word} {number(share, '.0f', 100)}" for word, share in shares.items())
 
 
-def whole(mean: Spread) -> str:
+def whole_points(mean: Spread) -> str:
     """A difference of shares in whole points."""
     points = round(100 * mean.value)
     return tidy(f"{points:+d}") if points else "0"

@@ -294,7 +294,9 @@ def _agreement(
     """The share of equal verdicts, and Cohen's kappa; tables as of `_tables`."""
     bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
     share, kappa = kappa_of_counts(tables.sum(0))
-    shares, kappas = kappa_of_counts(torch.stack([tables[own].sum(0) for own in bootstrap.of_seed]))
+    shares, kappas = kappa_of_counts(
+        torch.stack([tables[rows].sum(0) for rows in bootstrap.of_seed])
+    )
     # Of the share of games that agree; those of a prompt are a cluster.
     games, hits = tables.sum((1, 2)).long(), tables.diagonal(dim1=1, dim2=2).sum(1)
     prompts = torch.arange(len(hits)).repeat_interleave(games)

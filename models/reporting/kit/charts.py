@@ -132,9 +132,9 @@ class Panel:
         self, x: Sequence[float], measured: Sequence[Interval], scale: float = 1, **look: Any
     ) -> None:
         """Values with their intervals, each times `scale`."""
-        below = [scale * (one.value - one.low) for one in measured]
-        above = [scale * (one.high - one.value) for one in measured]
-        values = [scale * one.value for one in measured]
+        below = [scale * (i.value - i.low) for i in measured]
+        above = [scale * (i.high - i.value) for i in measured]
+        values = [scale * i.value for i in measured]
         self.axes.errorbar(x, values, [below, above], **look)
 
     def stacked_bars(
@@ -188,34 +188,34 @@ def _hover_values(axes: Axes) -> dict[str, list[str]]:
 
     Bars show their length; lines get invisible points on them, as a line has no place to rest on.
     """
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     lines: list[tuple[Line2D, object]] = []
     for container in axes.containers:
         if isinstance(container, BarContainer):
-            for bar, text in zip(container.patches, _bar_texts(axes, container), strict=True):
-                bar.set_gid(f"value-{len(found)}")
-                found[str(bar.get_gid())] = [text]
+            for bar, words in zip(container.patches, _bar_texts(axes, container), strict=True):
+                bar.set_gid(f"value-{len(texts)}")
+                texts[str(bar.get_gid())] = [words]
         elif isinstance(container, ErrorbarContainer) and container[0] is not None:
             lines.append((container[0], container.get_label()))
     of_containers = {id(line) for line, _ in lines}
     for line in axes.lines:
         label = line.get_label()
-        is_named = not str(label).startswith("_")
-        if id(line) not in of_containers and (is_named or _has_marker(line)):
+        has_marker = str(line.get_marker()) not in ("None", "", " ")
+        if id(line) not in of_containers and (has_marker or not str(label).startswith("_")):
             lines.append((line, label))
     for line, label in lines:
         if line.get_transform() != axes.transData:
             continue  # spans the axes: a mark, not a curve
         x, y = np.asarray(line.get_xydata(), dtype=float).T
         every = max(1, -(-len(x) // MAX_HOVER_POINTS))
-        kept = [at for at in range(0, len(x), every) if isfinite(x[at]) and isfinite(y[at])]
-        points = axes.scatter(x[kept], y[kept], s=70, alpha=0.0, linewidths=0, zorder=9)
-        points.set_gid(f"value-{len(found)}")
+        shown = [at for at in range(0, len(x), every) if isfinite(x[at]) and isfinite(y[at])]
+        points = axes.scatter(x[shown], y[shown], s=70, alpha=0.0, linewidths=0, zorder=9)
+        points.set_gid(f"value-{len(texts)}")
         name = "" if str(label).startswith("_") else f"{label}: "
-        found[str(points.get_gid())] = [
-            f"{name}{_read(axes.yaxis, y[at])} at {_read(axes.xaxis, x[at])}" for at in kept
+        texts[str(points.get_gid())] = [
+            f"{name}{_read(axes.yaxis, y[at])} at {_read(axes.xaxis, x[at])}" for at in shown
         ]
-    return found
+    return texts
 
 
 def _bar_texts(axes: Axes, bars: BarContainer) -> list[str]:
@@ -243,10 +243,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _has_marker(line: Line2D) -> bool:
-    return str(line.get_marker()) not in ("None", "", " ")
-
-
 def _with_titles(svg: bytes, values: Mapping[str, Sequence[str]]) -> bytes:
     """The SVG with a title in each shape that has a value: browsers show it under the pointer.
 
@@ -272,8 +268,5 @@ def _with_titles(svg: bytes, values: Mapping[str, Sequence[str]]) -> bytes:
 def smooth(values: Sequence[float], width: int = 5) -> list[float]:
     """Centred moving average, narrower at the ends."""
     half = width // 2
-    result = []
-    for index in range(len(values)):
-        part = values[max(0, index - half) : index + half + 1]
-        result.append(sum(part) / len(part))
-    return result
+    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return [sum(part) / len(part) for part in parts]

@@ -149,7 +149,7 @@ def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
         panel.axes.set_xlim(0, 100)
         panel.axes.grid(False)
         panel.axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.4, 1.0))
-        nets = [f"{name} {one.net.text('+.0f', 100)}" for name, one in outcomes.items()]
+        nets = [f"{name} {outcome.net.text('+.0f', 100)}" for name, outcome in outcomes.items()]
         # Which policies are better or worse than SFT by their whole interval.
         answers = {name: answer_of(outcome.net) for name, outcome in outcomes.items()}
         standings = []
@@ -274,7 +274,7 @@ def _histogram(rows: Sequence[Row], axis: str, *, has_truth: bool) -> Chart:
         if has_truth:
             kinds = [row["truth"]["kind"] for row in rows]
             parts = [
-                [mean for mean, own in zip(means, kinds, strict=True) if own == kind]
+                [mean for mean, other in zip(means, kinds, strict=True) if other == kind]
                 for kind in KINDS
             ]
             names, colours, hatches = zip(*KINDS.values(), strict=True)

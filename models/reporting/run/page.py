@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
+from trimtab.models.reporting.kit.html import points, render_page
 from trimtab.models.reporting.run.charts import (
     SCORER_NAMES,
     cost_chart,
@@ -64,39 +63,32 @@ def render(
     charts: Mapping[str, list[Chart]],
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment(
-        bare_points=lambda estimate: points(estimate).replace(" points", ""),
-        clip=clip,
-        policy_name=policy_name,
-    )
+    filters = {
+        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
+        "clip": clip,
+    }
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
-    page = environment.get_template("report.html.j2").render(
+    role = f"eval_{final.name}" if final else ""
+    return render_page(
+        "report.html.j2",
+        filters,
         card=card,
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
-        stylesheet=stylesheet("base.css"),
         scorer_names=SCORER_NAMES,
-        strength_names=STRENGTH_NAMES,
         claim_units=CLAIM_UNITS,
-        sets=SETS,
-        judges=MEASURE_NAMES,
         final=final,
         measure=measure,
         has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
         **budget_columns(policy.budget for policy in card.policies),
-        has_measured=[p for p in card.policies if p.sets],
-        rounds=[p for p in card.policies if p.round],
         promotes_always=config.config.get("rounds", {}).get("promote") == "always",
         drawn=charts,
         audited=most_doubted(artifacts),
         revised=revision_examples(artifacts, config.seed),
         has_audit=artifacts.has("audit"),
-        samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
-        if final
-        else {},
+        samples=sample_groups(artifacts, role, measure, config.seed) if final else {},
     )
-    return with_contents(page, environment)
 
 
 def is_round(name: str) -> bool:
@@ -141,14 +133,12 @@ def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> d
     groups: dict[str, Samples] = {}
     for place, title in (("main", "main test prompts"), ("forget", "forget set")):
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a["set"] == place]
-        if not pairs:
-            continue
-        count = min(NUM_RANDOM, len(pairs))
-        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, count)
-        ordered = sorted(pairs, key=lambda pair: pair[1][measure] - pair[0][measure])
-        gains = [pair for pair in ordered[::-1] if pair[1][measure] > pair[0][measure]]
-        losses = [pair for pair in ordered if pair[1][measure] < pair[0][measure]]
-        for word, chosen in (("gains", gains), ("losses", losses)):
-            if chosen:
-                groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
-    return groups
+        gains = [(b[measure] - a[measure], a, b) for a, b in pairs]
+        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, min(NUM_RANDOM, len(pairs)))
+        ordered = sorted(gains, key=lambda gain: gain[0])
+        for word, chosen in (
+            ("gains", [(a, b) for gain, a, b in ordered[::-1] if gain > 0]),
+            ("losses", [(a, b) for gain, a, b in ordered if gain < 0]),
+        ):
+            groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
+    return {title: pairs for title, pairs in groups.items() if pairs}

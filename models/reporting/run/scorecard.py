@@ -247,11 +247,11 @@ def _seeds(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     """Every `seed` in a configuration, by dotted path."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, child in items:
-        here = f"{path}.{key}" if path else str(key)
+        dotted = f"{path}.{key}" if path else str(key)
         if key == "seed" and isinstance(child, int):
-            yield here, child
+            yield dotted, child
         elif isinstance(child, (dict, list, tuple)):
-            yield from _seeds(child, here)
+            yield from _seeds(child, dotted)
 
 
 def summary_of(scorecard: Scorecard) -> dict[str, float | str]:

@@ -243,5 +243,5 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
 
 def _longer(first: str, second: str) -> float:
     """1 where the first text has more words, 0.5 where they are level, 0 else."""
-    one, two = len(words_of(first)), len(words_of(second))
-    return 0.5 if one == two else float(one > two)
+    more = len(words_of(first)) - len(words_of(second))
+    return 0.5 if more == 0 else float(more > 0)
