@@ -93,7 +93,7 @@ def _give_padding(folder: Path, config: dict[str, Any]) -> None:
     ends += [token["id"] for token in tokens if token["content"] == end_token(settings)]
     known = {token["id"]: token for token in tokens if token["special"]}
     ids = [config.get("pad_token_id"), *known]
-    number = next((id_ for id_ in ids if id_ not in ends and id_ in known), None)
+    number = next((token for token in ids if token not in ends and token in known), None)
     if number is None and config.get("pad_token_id") not in ends:
         return
     if number is None:

@@ -42,21 +42,12 @@ EXTERNAL_NAMES = {
     "reward_model": ("ensemble.reward_models", "reward model"),
     "judge": ("ensemble.judges", "judge"),
 }
+MODEL = {"library_name": "transformers"}
 METADATA: dict[str, dict[str, Any]] = {
-    "policy": {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["rlhf", "trimtab"],
-    },
-    "scorer": {
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification",
-        "tags": ["rlhf", "reward-model", "trimtab"],
-    },
-    "pairs": {
-        "task_categories": ["text-generation"],
-        "tags": ["preference", "rlhf", "trimtab"],
-    },
+    "policy": MODEL | {"pipeline_tag": "text-generation", "tags": ["rlhf", "trimtab"]},
+    "scorer": MODEL
+    | {"pipeline_tag": "text-classification", "tags": ["rlhf", "reward-model", "trimtab"]},
+    "pairs": {"task_categories": ["text-generation"], "tags": ["preference", "rlhf", "trimtab"]},
 }
 
 

@@ -77,7 +77,9 @@ def end_texts(folder: Path) -> dict[str, Any]:
     chat_template = f"{SPLIT_OFF}{template}{{%- if closing is not none -%}}{closing}{{%- endif -%}}"
     open_ends = {ASSISTANT_MARK, _prompt_end(template)} - {""}
     tokens = [token["content"] for token in backend.get("added_tokens", [])]
-    changed = _ended_by_normalizer(backend, end, [*sorted(open_ends), *_if_has(tokens, ASSISTANT)])
+    changed = _ended_by_normalizer(
+        backend, end, [*sorted(open_ends), *(token for token in tokens if token == ASSISTANT)]
+    )
     is_always = _ends_texts(changed, backend, end)
     if not is_always:
         changed = _ended_by_post_processor(backend, end)
@@ -102,10 +104,6 @@ def end_token(settings: Mapping[str, Any]) -> str | None:
     token = settings.get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     return str(text) if text else None
-
-
-def _if_has(tokens: list[str], token: str) -> list[str]:
-    return [token] if token in tokens else []
 
 
 def _template(folder: Path, settings: dict[str, Any], backend: dict[str, Any]) -> tuple[str, str]:

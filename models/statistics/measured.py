@@ -35,7 +35,7 @@ class Interval:
 def flatten(
     prefix: str = "", /, **numbers: float | str | Interval | None
 ) -> dict[str, float | str]:
-    """As a summary holds them: by prefix_name, of an interval its value; without those of None."""
+    """Numbers as a summary holds them, by prefix_name: of an interval its value; no None."""
     return {
         f"{prefix}_{name}" if prefix else name: n.value if isinstance(n, Interval) else n
         for name, n in numbers.items()

@@ -82,8 +82,8 @@ def export(pairs: Sequence[AuditedPair], folder: Path, further: Iterable[str] = 
     at all; read twice, ROWS_AT_ONCE or CHARACTERS_AT_ONCE of them at once.
     """
     messages = FieldColumns(())
-    for batch in _batches((pair for pair in pairs if pair.messages), _num_characters):
-        messages.add([{MESSAGES: pair.messages} for pair in batch])
+    for dialogues in _batches((pair for pair in pairs if pair.messages), _num_characters):
+        messages.add([{MESSAGES: pair.messages} for pair in dialogues])
     known = pa.schema([*SCHEMA, *messages.schema()])
     columns, has_any = FieldColumns(known.names), False
     for lines in _batches(further, len):
@@ -98,7 +98,11 @@ def export(pairs: Sequence[AuditedPair], folder: Path, further: Iterable[str] = 
     ):
         both = zip(pairs, fields, strict=True)
         for batch in _batches(both, lambda both: _num_characters(both[0]) + len(both[1])):
-            rows = [_row(pair, known) for pair, _ in batch]
+            rows = [
+                {name: getattr(pair, name, None) for name in known.names}
+                | {MEAN: pair.strength_mean, STD: pair.strength_std}
+                for pair, _ in batch
+            ]
             extras = [json.loads(line) for _, line in batch]
             for row, extra in zip(rows, extras, strict=True):
                 row_and_extra = row | {names.get(name, name): extra[name] for name in extra}
@@ -126,15 +130,6 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
 def _num_characters(pair: AuditedPair) -> int:
     texts = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
     return texts if pair.messages is None else 2 * texts
-
-
-def _row(pair: AuditedPair, schema: pa.Schema) -> dict[str, Any]:
-    row = {name: getattr(pair, name, None) for name in schema.names}
-    return row | {
-        "differences": list(pair.differences),
-        MEAN: pair.strength_mean,
-        STD: pair.strength_std,
-    }
 
 
 class FieldColumns:
@@ -187,7 +182,10 @@ class FieldColumns:
     def schema(self) -> list[pa.Field]:
         """Names and types of the columns."""
         names = self.new_names()
-        fields = [pa.field(names.get(n, n), _held(kind)) for n, kind in self._types.items()]
+        fields = [
+            pa.field(names.get(n, n), pa.string() if _is_text(kind) else kind)
+            for n, kind in self._types.items()
+        ]
         return [*fields, pa.field(REST, pa.string())] if self._has_rest else fields
 
     def arrays(self, rows: Sequence[Row]) -> list[pa.Array]:
@@ -222,23 +220,21 @@ def _common_type(known: pa.DataType, values: Sequence[Any]) -> pa.DataType | Non
         return None
 
 
-def _held(kind: pa.DataType | None) -> pa.DataType:
-    """The type of a column: text where Parquet cannot hold the values as they are."""
-    return pa.string() if kind is None or _has_empty(kind) else kind
-
-
-def _has_empty(kind: pa.DataType) -> bool:
-    """Whether there is an object without keys, which Parquet cannot hold."""
+def _is_text(kind: pa.DataType | None) -> bool:
+    """Whether a column is text: of values without a type in common, or of objects that may have no
+    key, which Parquet cannot hold."""
+    if kind is None:
+        return True
     if pa.types.is_list(kind):
-        return _has_empty(kind.value_type)
+        return _is_text(kind.value_type)
     if pa.types.is_struct(kind):
-        return not kind.num_fields or any(_has_empty(field.type) for field in kind)
+        return not kind.num_fields or any(_is_text(field.type) for field in kind)
     return False
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     """A column of a type. Of whole numbers beside others it keeps what a float64 holds."""
-    if kind is None or _has_empty(kind):
+    if _is_text(kind):
         texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
         return pa.array(texts, pa.string())
     try:

@@ -89,9 +89,7 @@ class SelfTest:
     def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
         numbers = self.overall.numbers("self_test") | flatten(
-            "self_test",
-            precision_at_k=self.precision_at_k,
-            max_share_wrong=self.max_share_wrong,
+            "self_test", precision_at_k=self.precision_at_k, max_share_wrong=self.max_share_wrong
         )
         groups = {SIDES[group.name]: group for group in self.by_label}
         groups |= {f"difference_{n}": group for n, group in enumerate(self.by_difference, 1)}

@@ -11,7 +11,7 @@ from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
 from trimtab.models.reporting.kit.html import number, render_page, tidy
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SCORE_LABELS, SETS
-from trimtab.models.reporting.run.policies import Budget, budget_columns
+from trimtab.models.reporting.run.policies import Budget
 from trimtab.models.reporting.run_tables import markdown
 from trimtab.models.statistics.measured import Spread
 
@@ -45,8 +45,6 @@ def render(
         grids={judge: matrix.duels_on(MAIN, judge) for judge in matrix.judges},
         ratings={(row.judge, row.policy): row for row in matrix.rated},
         kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
-        has_forget=any(method.forget for method in methods),
-        **budget_columns(method.budget for method in methods),
     )
 
 

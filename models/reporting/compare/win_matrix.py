@@ -147,7 +147,13 @@ def build_win_matrix(
     for place, part in answers.items():
         for outcomes in shown[place]:
             duels += _duels(place, outcomes, part, config)
-        measured += _measured(place, part, config)
+        bootstrap = Bootstrap(part.seeds, config.num_resamples, config.seed)
+        values = {name: part.scores[name] for name in MEASURES if name in part.scores}
+        values |= {"kl": part.kl, "length": part.length}
+        means = {name: bootstrap.means(rows) for name, rows in values.items()}
+        for index, policy in enumerate(part.policies):
+            of_policy = {name: rows[index] for name, rows in means.items()}
+            measured.append(Measured(place, policy, of_policy))
     main = answers[MAIN]
     return WinMatrix(
         main.policies,
@@ -170,13 +176,9 @@ def _duels(
 ) -> list[Duel]:
     """Every policy against every other, or against some `rivals` only."""
     bootstrap = Bootstrap(answers.seeds[outcomes.at], config.num_resamples, config.seed)
-    duels = []
+    duels, allowed = [], rivals or answers.policies
     for i, ours in enumerate(answers.policies):
-        others = [
-            j
-            for j, theirs in enumerate(answers.policies)
-            if j != i and theirs in (rivals or answers.policies)
-        ]
+        others = [j for j, theirs in enumerate(answers.policies) if j != i and theirs in allowed]
         if not others:
             continue
         won = outcomes.won[i, others]
@@ -201,17 +203,6 @@ def _duels_by_category(
                 part = Outcomes(outcomes.judge, at[is_in], won[..., is_in])
                 duels.setdefault(name, []).extend(_duels(MAIN, part, answers, config, [START]))
     return duels
-
-
-def _measured(place: str, answers: Answers, config: WinMatrixConfig) -> list[Measured]:
-    bootstrap = Bootstrap(answers.seeds, config.num_resamples, config.seed)
-    values = {name: answers.scores[name] for name in MEASURES if name in answers.scores}
-    values |= {"kl": answers.kl, "length": answers.length}
-    means = {name: bootstrap.means(rows) for name, rows in values.items()}
-    return [
-        Measured(place, policy, {name: rows[index] for name, rows in means.items()})
-        for index, policy in enumerate(answers.policies)
-    ]
 
 
 def _rate(outcomes: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Rated]:

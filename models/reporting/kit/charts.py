@@ -116,25 +116,24 @@ class Panel:
     """A figure of one axes, to be used as a context: its look holds inside, `chart` ends it."""
 
     def __init__(self, height: float = HEIGHT, width: float = WIDTH) -> None:
-        self._size = (width, height)
-        self._context = rc_context(LOOK)
+        self._size, self._look = (width, height), rc_context(LOOK)
 
     def __enter__(self) -> Panel:
-        self._context.__enter__()
+        self._look.__enter__()
         self.figure = Figure(figsize=self._size)
         self.axes: Axes = self.figure.subplots()
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._context.__exit__(*details)
+        self._look.__exit__(*details)
 
     def errorbars(
         self, x: Sequence[float], measured: Sequence[Interval], scale: float = 1, **look: Any
     ) -> None:
         """Values with their intervals, each times `scale`."""
-        below = [scale * (i.value - i.low) for i in measured]
-        above = [scale * (i.high - i.value) for i in measured]
-        values = [scale * i.value for i in measured]
+        values = [scale * interval.value for interval in measured]
+        below = [scale * (interval.value - interval.low) for interval in measured]
+        above = [scale * (interval.high - interval.value) for interval in measured]
         self.axes.errorbar(x, values, [below, above], **look)
 
     def stacked_bars(
@@ -199,10 +198,10 @@ def _hover_values(axes: Axes) -> dict[str, list[str]]:
             lines.append((container[0], container.get_label()))
     of_containers = {id(line) for line, _ in lines}
     for line in axes.lines:
-        label = line.get_label()
         has_marker = str(line.get_marker()) not in ("None", "", " ")
-        if id(line) not in of_containers and (has_marker or not str(label).startswith("_")):
-            lines.append((line, label))
+        is_named = not str(line.get_label()).startswith("_")
+        if id(line) not in of_containers and (has_marker or is_named):
+            lines.append((line, line.get_label()))
     for line, label in lines:
         if line.get_transform() != axes.transData:
             continue  # spans the axes: a mark, not a curve
@@ -225,8 +224,8 @@ def _bar_texts(axes: Axes, bars: BarContainer) -> list[str]:
     axis = axes.yaxis if is_flat else axes.xaxis
     texts = []
     for bar in bars.patches:
-        place = bar.get_y() + bar.get_height() / 2 if is_flat else bar.get_x() + bar.get_width() / 2
-        length = bar.get_width() if is_flat else bar.get_height()
+        x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
+        place, length = (y + height / 2, width) if is_flat else (x + width / 2, height)
         texts.append(f"{name}{_read(axis, place)}: {_number(length)}")
     return texts
 

@@ -16,12 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trimtab.models.reporting import static, templates
-from trimtab.models.reporting.kit.names import (
-    MEASURE_NAMES,
-    SETS,
-    STRENGTH_NAMES,
-    policy_name,
-)
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
 from trimtab.models.statistics.measured import Estimate, Interval
 
 FEW = 50  # below it a share is told as a count
@@ -58,8 +53,8 @@ def render_page(name: str, filters: Mapping[str, Callable[..., str]], **values: 
     environment = new_environment(**filters)
     html = environment.get_template(name).render(**values)
     sections = [(section, Markup(title)) for section, title in _SECTION.findall(html)]
-    contents = environment.get_template("contents.html.j2").render(sections=sections)
-    return html.replace(_CONTENTS, contents if sections else "", 1)
+    contents = environment.get_template("contents.html.j2")
+    return html.replace(_CONTENTS, contents.render(sections=sections) if sections else "", 1)
 
 
 # Where a page has room to say how it was made.

@@ -20,13 +20,7 @@ SETS = {
 }
 POLICY_NAMES = {"sft": "SFT (start)", **{name: arm.label for name, arm in ARMS.items()}}
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
-EMBEDDING_MODELS = (
-    "states_linear",
-    "embedding_linear",
-    "embedding_nearest",
-    "style",
-    "ratings",
-)
+EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest", "style", "ratings")
 # What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
 STRENGTH_NAMES = {
     "in_sample": "in-sample vote",

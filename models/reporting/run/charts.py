@@ -135,7 +135,7 @@ def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
     with Panel(height=1.35 + 0.42 * len(shown)) as panel:
         parts = [
             ([100 * getattr(outcome, key).value for outcome in outcomes.values()], *look, key)
-            for key, *look in (("win", GREEN, ""), ("tie", LIGHT, ""), ("lose", RED, "///"))
+            for key, look in (("win", (GREEN, "")), ("tie", (LIGHT, "")), ("lose", (RED, "///")))
         ]
         starts = panel.stacked_bars(rows, parts, height=0.7, linewidth=0.5)
         for left, (widths, *_) in zip(starts, parts, strict=True):
@@ -206,37 +206,32 @@ def cost_chart(stages: Sequence[StageCost]) -> Chart | None:
         return None
     counts = Counter(stage.stage for stage in stages)
     by_name = {name: sum(s.seconds for s in stages if s.stage == name) for name in counts}
-    total, fresh = (
-        sum(s.seconds for s in part) for part in (stages, [s for s in stages if not s.is_cached])
-    )
+    fresh, taken = ([s for s in stages if s.is_cached == is_cached] for is_cached in (False, True))
+    total, of_run = (sum(stage.seconds for stage in part) for part in (stages, fresh))
     dearest = max(by_name, key=by_name.__getitem__)
     with Panel(height=1.2 + 0.26 * len(counts)) as panel:
         rows = list(range(len(counts)))[::-1]
         parts = [
-            ([_seconds(stages, name, is_cached) for name in counts], *look)
-            for is_cached, *look in (
-                (False, BLUE, "", "made in this run"),
-                (True, SKY, "///", "taken from the store (seconds when made)"),
+            ([sum(s.seconds for s in part if s.stage == name) for name in counts], *look)
+            for part, look in (
+                (fresh, (BLUE, "", "made in this run")),
+                (taken, (SKY, "///", "taken from the store (seconds when made)")),
             )
         ]
         panel.stacked_bars(rows, [part for part in parts if any(part[0])], linewidth=0.3)
         labels = [name if count == 1 else f"{name} ×{count}" for name, count in counts.items()]
         panel.axes.set_yticks(rows, labels, fontsize=9)
         panel.axes.grid(False, axis="y")
-        if any(stage.is_cached for stage in stages):
+        if taken:
             panel.axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), labelcolor=GREY)
         # Without word of what came from the store, nothing is said about this run's share.
-        share = f", {fresh:,.0f} s of it in this run" if fresh < total else ""
+        share = f", {of_run:,.0f} s of it in this run" if of_run < total else ""
         return panel.chart(
             f"{total:,.0f} s of work{share}; the dearest stage is {dearest} with "
             f"{by_name[dearest]:,.0f} s.",
             "Seconds each artifact took when it was made.",
             "seconds",
         )
-
-
-def _seconds(stages: Sequence[StageCost], name: str, is_cached: bool) -> float:
-    return sum(s.seconds for s in stages if s.stage == name and s.is_cached == is_cached)
 
 
 KINDS = {
@@ -455,7 +450,7 @@ def _categories(card: Scorecard, role: str, order: list[str]) -> Chart:
             [score.mean for score in scores], places, xerr=[score.std for score in scores],
             color=colour, marker=marker, linestyle="none", capsize=3,
         )  # fmt: skip
-        panel.axes.set_yticks(places, [_shorten(category) for category in order])
+        panel.axes.set_yticks(places, [c if len(c) <= 18 else f"{c[:17]}…" for c in order])
         panel.axes.axvline(0, color=GREY, linestyle="--", linewidth=1)
         title = f"{capitalised(label)}: categories' mean scores"
         if scorer.category_mean_spread is not None and scorer.spread_ratio is not None:
@@ -465,7 +460,3 @@ def _categories(card: Scorecard, role: str, order: list[str]) -> Chart:
             )
         note = "Mean and standard deviation of the scores of all test answers in a category."
         return panel.chart(title, note, "score (the scorer's own unit)", "task category")
-
-
-def _shorten(text: str, limit: int = 18) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Literal
 
 import torch
@@ -148,10 +149,9 @@ def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) ->
         )
         return ratio_of(a, within_a) - ratio_of(b, within_b) if is_ratio else a - b
 
-    lowest = -float("inf")
-    raw, ratio = (
+    spread, ratio = (
         biased_estimate(
-            partial(difference, is_ratio=is_ratio), len(which), seed, lowest=lowest, strata=which
+            partial(difference, is_ratio=is_ratio), len(which), seed, lowest=-inf, strata=which
         )
         for is_ratio in (False, True)
     )
@@ -159,8 +159,8 @@ def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) ->
         "advantage_model_comparable",
         "The Advantage Model's mean scores differ less between categories than the reward "
         "model's (the ratio divides by the spread within categories)",
-        status_of(raw, 0.0, "below"),
-        {"spread_change": raw, "spread_ratio_change": ratio},
+        status_of(spread, 0.0, "below"),
+        {"spread_change": spread, "spread_ratio_change": ratio},
     )
 
 
@@ -232,12 +232,11 @@ def ece_difference(
 ) -> Estimate:
     """Calibration error (equal width) of one scorer minus another's on the same test pairs."""
     a, b = (gaps(artifacts, role, labels).gap for role in (ours, theirs))
-    return biased_estimate(
-        lambda index: ece(a[index], "width") - ece(b[index], "width"),
-        len(a),
-        seed,
-        lowest=-float("inf"),
-    )
+
+    def difference(index: torch.Tensor) -> float:
+        return ece(a[index], "width") - ece(b[index], "width")
+
+    return biased_estimate(difference, len(a), seed, lowest=-inf)
 
 
 MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
@@ -331,25 +330,25 @@ def _answer_of_audit(
     checked: Sequence[Claim], noise: LabelNoise | None, audit: Mapping[str, float]
 ) -> Verdict:
     """The label audit's answer, and the reward model's where there is one."""
-    details = []
-    sentence = "No policy was trained in this run, and no vote on the labels was taken."
+    sentence, details = (
+        "No policy was trained in this run, and no vote on the labels was taken.",
+        [],
+    )
     if noise is not None and noise.mode == "calibrated":
         sentence = finding(audit)
-        details += [] if audit.get("is_uninformative") else reliability(audit)
+        details = [] if audit.get("is_uninformative") else reliability(audit)
         details += agreement(audit)
     elif noise is not None:
-        share = noise.share_negative
         sentence = (
             f"Label audit: {noise.num_members} reward models together disagree with "
-            f"{_percent(share)} of {noise.num_pairs:,} training labels."
+            f"{_percent(noise.share_negative)} of {noise.num_pairs:,} training labels."
         )
-        details.append("No policy was trained in this run, so none is judged.")
-    gain = {claim.name: claim for claim in checked}.get("relabelling_helps")
-    if gain is not None:
-        change = gain.measured["accuracy_gain"]
-        word = answer_of(change)
-        details.append(
-            f"The reward model on relabelled pairs is {word} than the one on raw labels: accuracy "
-            f"{change.text('+.1f', 100, ' points')}."
-        )
+        details = ["No policy was trained in this run, so none is judged."]
+    for claim in checked:
+        if claim.name == "relabelling_helps":
+            change = claim.measured["accuracy_gain"]
+            details.append(
+                f"The reward model on relabelled pairs is {answer_of(change)} than the one on raw "
+                f"labels: accuracy {change.text('+.1f', 100, ' points')}."
+            )
     return Verdict("labels only", sentence, details, None, None, None)

@@ -24,6 +24,7 @@ NUM_GROUPS = 20
 NUM_DOUBTED = 25
 VOTES = ("in_sample", "cross_fitted")
 BY_LENGTH = "length"
+ONE_VOTE = {"strength_std": 0.0, "num_members": 1}  # of a baseline
 
 
 @dataclass(frozen=True)
@@ -91,28 +92,22 @@ def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
 def strengths(artifacts: Artifacts, role: str) -> list[Row]:
     """All pairs' strength: as the role has it, or the difference of a baseline's scores, where
     `length` is the difference in words."""
+    if role not in (BY_LENGTH, *EMBEDDING_MODELS):
+        return artifacts.rows(role, "strength.jsonl")
     if role == BY_LENGTH:
         differences = [
-            (split, row, len(words_of(row["chosen"])) - len(words_of(row["rejected"])))
+            (row["id"], split, len(words_of(row["chosen"])) - len(words_of(row["rejected"])))
             for split in SPLITS
             for row in artifacts.pairs(split)
         ]
-    elif role in EMBEDDING_MODELS:
+    else:
         differences = [
-            (row["split"], row, row["chosen_score"] - row["rejected_score"])
+            (row["id"], row["split"], row["chosen_score"] - row["rejected_score"])
             for row in artifacts.rows(role, "scores.jsonl")
         ]
-    else:
-        return artifacts.rows(role, "strength.jsonl")
     return [
-        {
-            "id": row["id"],
-            "split": split,
-            "strength_mean": float(difference),
-            "strength_std": 0.0,
-            "num_members": 1,
-        }
-        for split, row, difference in differences
+        {"id": pair, "split": split, "strength_mean": float(difference), **ONE_VOTE}
+        for pair, split, difference in differences
     ]
 
 
@@ -243,14 +238,11 @@ def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[d
     groups = []
     for part in equal_groups(rows, num_groups):
         wrong = [bool(row["truth"]["is_wrong"]) for row in part if row["truth"]]
-        groups.append(
-            {
-                "mean": sum(row["strength_mean"] for row in part) / len(part),
-                "std": sum(row["strength_std"] for row in part) / len(part),
-                "count": len(part),
-                "share_wrong": sum(wrong) / len(wrong) if wrong else None,
-            }
-        )
+        means = {
+            key: sum(r[f"strength_{key}"] for r in part) / len(part) for key in ("mean", "std")
+        }
+        share_wrong = sum(wrong) / len(wrong) if wrong else None
+        groups.append(means | {"count": len(part), "share_wrong": share_wrong})
     return groups
 
 

@@ -28,7 +28,7 @@ from trimtab.models.reporting.run.charts import (
     vote_charts,
 )
 from trimtab.models.reporting.run.labels import flip_word, most_doubted, strength_rows
-from trimtab.models.reporting.run.policies import Curve, budget_columns, final_policy
+from trimtab.models.reporting.run.policies import Curve, final_policy
 from trimtab.models.reporting.run.revisions import revision_examples
 from trimtab.models.reporting.run.scorecard import Scorecard
 
@@ -57,10 +57,7 @@ def charts_of(
 
 
 def render(
-    artifacts: Artifacts,
-    config: ReportConfig,
-    card: Scorecard,
-    charts: Mapping[str, list[Chart]],
+    artifacts: Artifacts, config: ReportConfig, card: Scorecard, charts: Mapping[str, list[Chart]]
 ) -> str:
     """The whole page as HTML."""
     filters = {
@@ -70,6 +67,7 @@ def render(
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
     role = f"eval_{final.name}" if final else ""
+    budgets = [policy.budget for policy in card.policies if policy.budget]
     return render_page(
         "report.html.j2",
         filters,
@@ -81,7 +79,8 @@ def render(
         final=final,
         measure=measure,
         has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
-        **budget_columns(policy.budget for policy in card.policies),
+        has_judge=any(budget.judge_tokens for budget in budgets),
+        has_samples=any(budget.samples_per_answer > 1 for budget in budgets),
         promotes_always=config.config.get("rounds", {}).get("promote") == "always",
         drawn=charts,
         audited=most_doubted(artifacts),

@@ -7,9 +7,10 @@ A budget is counted alike for all arms, along a policy's lineage back to SFT.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -60,8 +61,7 @@ def budget_of(
     by_key = {entry.key: entry for entry in lineage}
     waiting = [entry.key for entry in lineage if entry.role == role]
     counted: set[str] = set()
-    totals = dict.fromkeys(COUNTS, 0)
-    seconds = judge_cost = 0.0
+    totals: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"seconds": 0.0, "judge_cost": 0.0}
     while waiting:
         key = waiting.pop()
         entry = by_key.get(key)
@@ -69,27 +69,16 @@ def budget_of(
             continue
         counted.add(key)
         summary = artifacts.document(entry.role, "summary.json")
-        for name in totals:
+        for name in COUNTS:
             totals[name] += round(summary.get(name, 0))
-        judge_cost += summary.get("judge_cost", 0.0)
-        seconds += entry.seconds
+        totals["judge_cost"] += summary.get("judge_cost", 0.0)
+        totals["seconds"] += entry.seconds
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
             if name in ("policy", "rehearsal") or name.startswith("responses_")
         ]
-    if not counted and samples == 1:
-        return None
-    return Budget(**totals, seconds=seconds, judge_cost=judge_cost, samples_per_answer=samples)
-
-
-def budget_columns(budgets: Iterable[Budget | None]) -> dict[str, bool]:
-    """Which columns a table has that only some methods need, by a template's names."""
-    known = [budget for budget in budgets if budget is not None]
-    return {
-        "has_judge": any(budget.judge_tokens for budget in known),
-        "has_samples": any(budget.samples_per_answer > 1 for budget in known),
-    }
+    return Budget(**totals, samples_per_answer=samples) if counted or samples > 1 else None
 
 
 MONITORS = ("score", "kl", "perplexity", "response_length")
@@ -184,6 +173,7 @@ def _change(by_step: list[list[float]], tenth: int, seed: int, unit: float) -> E
 # Simulated annotators (`annotators`) compare answers to the world's validation prompts; they decide
 # promotion.
 MEASURES = ("gold", "judge_score", "annotators")
+JUDGED = ("ours", "theirs", "difference_low", "difference_high")
 # The order to show prompt sets in; others follow.
 SET_ORDER = ("main", "forget", "held_out", "validation")
 
@@ -354,14 +344,13 @@ def _outcomes(
             verdict = document.get(f"{name}_{measure}")
             if verdict is None:
                 continue
-            result.setdefault(name, {})[measure] = Outcome(
-                *(
-                    Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
-                    for key in ("win", "tie", "lose")
-                ),
-                Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count),
-                *(verdict[k] for k in ("ours", "theirs", "difference_low", "difference_high")),
-            )
+            values: dict[str, Any] = {
+                key: Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
+                for key in ("win", "tie", "lose")
+            }
+            values["net"] = Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count)
+            values |= {key: verdict[key] for key in JUDGED}
+            result.setdefault(name, {})[measure] = Outcome(**values)
     return result
 
 

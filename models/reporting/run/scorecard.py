@@ -116,7 +116,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     evaluated, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    embedding_models = labels.embedding_models(artifacts)
+    strengths = roles | {name: name for name in labels.embedding_models(artifacts)}
     relabelled = labels.relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
@@ -147,7 +147,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         label_noise=noise,
         audit_baselines=labels.audit_baselines(artifacts, seed) if noise else {},
         relabelling=relabelled,
-        human_votes=human_votes(artifacts, roles | {name: name for name in embedding_models}, seed),
+        human_votes=human_votes(artifacts, strengths, seed),
         audit=audit,
         scorers=scorers,
         length_baseline=by_length,

@@ -227,7 +227,8 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     pairs = artifacts.pairs("test")
     if not pairs:
         return None
-    right = [_longer(row["chosen"], row["rejected"]) for row in pairs]
+    more = [len(words_of(row["chosen"])) - len(words_of(row["rejected"])) for row in pairs]
+    right = [0.5 if number == 0 else float(number > 0) for number in more]
     clusters = cluster_ids(row["prompt"] for row in pairs)
     clear = [n for n, row in enumerate(pairs) if is_clear(artifacts.truth.get(row["id"]))]
     wrong = [artifacts.truth[pairs[n]["id"]]["is_wrong"] for n in clear]
@@ -239,9 +240,3 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     return LengthBaseline(
         accuracy, share_estimate(clean, clusters[clear]), _accuracy_by_category(pairs, right)
     )
-
-
-def _longer(first: str, second: str) -> float:
-    """1 where the first text has more words, 0.5 where they are level, 0 else."""
-    more = len(words_of(first)) - len(words_of(second))
-    return 0.5 if more == 0 else float(more > 0)
