@@ -67,12 +67,12 @@ def _change_tensor(folder: Path, names: tuple[str, ...], change: Callable[[Array
     """Change the tensor whose name ends with one of `names`; whether there is one."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "numpy") as opened:
-            found = next((name for name in opened.keys() if name.endswith(names)), None)  # noqa: SIM118
-            if found is None:
+            tensor = next((name for name in opened.keys() if name.endswith(names)), None)  # noqa: SIM118
+            if tensor is None:
                 continue
             metadata = opened.metadata()
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        tensors[found] = np.ascontiguousarray(change(tensors[found]))
+        tensors[tensor] = np.ascontiguousarray(change(tensors[tensor]))
         scratch = file.with_name(f".{file.name}")
         save_file(tensors, scratch, metadata)
         os.replace(scratch, file)
@@ -93,7 +93,7 @@ def _give_padding(folder: Path, config: dict[str, Any]) -> None:
     ends += [token["id"] for token in tokens if token["content"] == end_token(settings)]
     known = {token["id"]: token for token in tokens if token["special"]}
     ids = [config.get("pad_token_id"), *known]
-    number = next((each for each in ids if each not in ends and each in known), None)
+    number = next((token for token in ids if token not in ends and token in known), None)
     if number is None and config.get("pad_token_id") not in ends:
         return
     if number is None:
@@ -156,17 +156,17 @@ def cleaned_pairs(
         if not (row["chosen"].strip() and row["rejected"].strip()):
             yield None
             continue
-        said = {name: row[name] for name in TEXTS}
+        texts = {name: row[name] for name in TEXTS}
         if as_messages:
-            split = dict(zip(TEXTS, split_dialogue(*said.values()), strict=True))
-            said = row.get("messages") or split
+            split = dict(zip(TEXTS, split_dialogue(*texts.values()), strict=True))
+            texts = row.get("messages") or split
         elif is_spaced:
-            said |= {name: f" {said[name]}" for name in (better, worse)}
+            texts |= {name: f" {texts[name]}" for name in (better, worse)}
         yield {
             "id": str(row["id"]),
-            "prompt": said["prompt"],
-            "chosen": said[better],
-            "rejected": said[worse],
+            "prompt": texts["prompt"],
+            "chosen": texts[better],
+            "rejected": texts[worse],
             "category": row.get("category") or "",
             "probability": float(row.get("label", 1.0)),
             "margin": float(row.get("margin", 0.0)),

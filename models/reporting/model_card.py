@@ -42,21 +42,12 @@ EXTERNAL_NAMES = {
     "reward_model": ("ensemble.reward_models", "reward model"),
     "judge": ("ensemble.judges", "judge"),
 }
+MODEL = {"library_name": "transformers"}
 METADATA: dict[str, dict[str, Any]] = {
-    "policy": {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["rlhf", "trimtab"],
-    },
-    "scorer": {
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification",
-        "tags": ["rlhf", "reward-model", "trimtab"],
-    },
-    "pairs": {
-        "task_categories": ["text-generation"],
-        "tags": ["preference", "rlhf", "trimtab"],
-    },
+    "policy": MODEL | {"pipeline_tag": "text-generation", "tags": ["rlhf", "trimtab"]},
+    "scorer": MODEL
+    | {"pipeline_tag": "text-classification", "tags": ["rlhf", "reward-model", "trimtab"]},
+    "pairs": {"task_categories": ["text-generation"], "tags": ["preference", "rlhf", "trimtab"]},
 }
 
 
@@ -105,7 +96,7 @@ def model_card(exported: Exported) -> str:
         entry=exported.entry,
         scorer=exported.scorer,
         num_empty=exported.num_empty,
-        figures=[(_cell(words), found) for words, found in _figures(exported)],
+        figures=[(_cell(words), estimate) for words, estimate in _figures(exported)],
         audit=list(_audit(exported)),
         base=base,
         has_base=bool(settings.get("sft.model.base")),
@@ -153,46 +144,43 @@ def _voters(exported: Exported) -> str:
     if vote != "calibrated":
         number = exported.card.get("label_noise", {}).get(vote, {}).get("num_members")
         return f"{number or 'Several'} reward models voted on each pair."
-    own, external = [], []
+    voters, external = [], []
     for entry in exported.card["lineage"]:
         role = entry["role"]
         if role in EMBEDDING_MODELS:
-            own.append(STRENGTH_NAMES[role])
-        elif found := CROSS_FITTED.fullmatch(role):
-            own.append(f"reward model {int(found[1]) + 1}")
-        elif found := EXTERNAL.fullmatch(role):
-            path, words = EXTERNAL_NAMES[found[1]]
-            given = exported.settings[path][int(found[2])]
-            name = given["name"] if isinstance(given, Mapping) else last_part(given)
+            voters.append(STRENGTH_NAMES[role])
+        elif match := CROSS_FITTED.fullmatch(role):
+            voters.append(f"reward model {int(match[1]) + 1}")
+        elif match := EXTERNAL.fullmatch(role):
+            path, words = EXTERNAL_NAMES[match[1]]
+            source = exported.settings[path][int(match[2])]
+            name = source["name"] if isinstance(source, Mapping) else last_part(source)
             external.append(f"{words} {name}")
-    were = "model that was" if len(own) == 1 else "models that were"
-    said = f"{len(own)} {were} not trained on the pair voted on each ({', '.join(own)})"
+    were = "model that was" if len(voters) == 1 else "models that were"
+    words = f"{len(voters)} {were} not trained on the pair voted on each ({', '.join(voters)})"
     if external:
-        said += (
+        words += (
             f", and {len(external)} that the user brought ({', '.join(external)}): what these "
             "learned from is not known"
         )
-    return f"{said}."
+    return f"{words}."
 
 
 def _figures(exported: Exported) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Words and estimate of everything that the scorecard has of it."""
-    for name, found in exported.card.get("scorers", {}).items():
-        if exported.role in (name, found["role"]):
-            yield from (
-                (words, found[figure]) for figure, words in FIGURES.items() if found[figure]
-            )
-            for category, own in found["categories"].items():
-                if own.get("accuracy"):
-                    yield f"Agreement with labels, {category}", own["accuracy"]
+    for name, scorer in exported.card.get("scorers", {}).items():
+        if exported.role in (name, scorer["role"]):
+            measures = {words: scorer[figure] for figure, words in FIGURES.items()}
+            for category, scores in scorer["categories"].items():
+                measures[f"Agreement with labels, {category}"] = scores.get("accuracy")
+            yield from ((words, share) for words, share in measures.items() if share)
             return
     for policy in exported.card.get("policies", []):
-        if exported.role == f"policy_{policy['name']}":
-            for place, outcomes in policy["against_sft"].items():
-                for measure, own in outcomes.items():
-                    judge = MEASURE_NAMES.get(measure, measure)
-                    where = SETS.get(place, place)
-                    yield f"Wins minus losses against SFT, {where}, by {judge}", own["net"]
+        for place, outcomes in policy["against_sft"].items():
+            for measure, outcome in outcomes.items():
+                if exported.role == f"policy_{policy['name']}":
+                    judge, name = MEASURE_NAMES.get(measure, measure), SETS.get(place, place)
+                    yield f"Wins minus losses against SFT, {name}, by {judge}", outcome["net"]
 
 
 def _cell(words: str) -> str:

@@ -53,29 +53,26 @@ def comparison(
     settings differ, these are shown and every figure stands once for each of them.
     """
     groups: dict[str, list[int]] = {}
-    for index, known in enumerate(settings):
-        kept = {name: value for name, value in known.items() if name != "seed"}
-        groups.setdefault(json.dumps(kept, sort_keys=True), []).append(index)
-    tables = {"Claims": claims_table, "Scorers": scorers_table, "Policies": policies_table}
-    made: dict[str, Table]
+    for index, changes in enumerate(settings):
+        others = {name: value for name, value in changes.items() if name != "seed"}
+        groups.setdefault(json.dumps(others, sort_keys=True), []).append(index)
+    columns = {", ".join(names[i] for i in places): places for places in groups.values()}
+    by_card = {"Claims": claims_table, "Scorers": scorers_table, "Policies": policies_table}
     if len(groups) == 1:
-        made = {head: table(cards) for head, table in tables.items()}
-        made["Every number"] = numbers_table(names, summaries)
+        tables = {head: table(cards) for head, table in by_card.items()}
+        tables["Every number"] = numbers_table(names, summaries)
     else:
-        columns = {", ".join(names[i] for i in places): places for places in groups.values()}
-        made = {
-            "Settings that differ": settings_table(columns, settings),
-            **{head: _group_by_settings(columns, cards, table) for head, table in tables.items()},
-            "Every number": _numbers_by_settings(columns, summaries),
-        }
-    return "\n\n".join(f"## {head}\n\n{markdown(*table)}" for head, table in made.items())
+        tables = {"Settings that differ": settings_table(columns, settings)}
+        tables |= {head: _group_by_settings(columns, cards, t) for head, t in by_card.items()}
+        tables["Every number"] = _numbers_by_settings(columns, summaries)
+    return "\n\n".join(f"## {head}\n\n{markdown(*table)}" for head, table in tables.items())
 
 
 def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summary]) -> Table:
     """A row a setting that is not the same in all columns; columns: runs by their places."""
-    own = [settings[places[0]] for places in columns.values()]
-    paths = dict.fromkeys(path for each in own for path in each if path != "seed")
-    rows = [[path, *(json.dumps(e[path]) if path in e else "" for e in own)] for path in paths]
+    runs = [settings[places[0]] for places in columns.values()]
+    paths = dict.fromkeys(path for run in runs for path in run if path != "seed")
+    rows = [[path, *(json.dumps(r[path]) if path in r else "" for r in runs)] for path in paths]
     return ["setting", *columns], [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -87,7 +84,7 @@ def _group_by_settings(
     """The rows of a table for each column's runs, those of one name below each other."""
     tables = {runs: table([cards[i] for i in places]) for runs, places in columns.items()}
     heads, _ = next(iter(tables.values()))
-    rows = [[first, runs, *rest] for runs, (_, made) in tables.items() for first, *rest in made]
+    rows = [[first, runs, *rest] for runs, (_, part) in tables.items() for first, *rest in part]
     order = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: order.index(row[0]))
     return [heads[0], "of", *heads[1:]], rows
@@ -100,9 +97,9 @@ def _numbers_by_settings(
     rows = []
     for key in _common(summaries):
         groups = [[summaries[place][key] for place in places] for places in columns.values()]
-        cells = [" ± ".join(filter(None, _mean_and_spread(values))) for values in groups]
-        single = [_shown(values[0]) if len(values) == 1 else "" for values in groups]
-        rows.append([key, *(one or cell for one, cell in zip(single, cells, strict=True))])
+        cells = [" ± ".join(filter(None, _mean_and_spread(group))) for group in groups]
+        single = [_shown(group[0]) if len(group) == 1 else "" for group in groups]
+        rows.append([key, *(value or cell for value, cell in zip(single, cells, strict=True))])
     return ["measure", *columns], rows
 
 
@@ -134,8 +131,8 @@ def claims_table(cards: Sequence[Card]) -> Table:
 def scorers_table(cards: Sequence[Card]) -> Table:
     """A row a scorer: accuracy, calibration error and spread between categories."""
     rows = [
-        [name, *(_mean_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
-        for name, found in _grouped(card["scorers"] for card in cards).items()
+        [name, *(_mean_over_runs([s.get(key) for s in scorers]) for key in SCORER_FIGURES)]
+        for name, scorers in _grouped(card["scorers"] for card in cards).items()
     ]
     return ["scorer", *SCORER_FIGURES.values()], rows
 
@@ -144,14 +141,14 @@ def policies_table(cards: Sequence[Card]) -> Table:
     """A row a policy: gold (or the held-out score), win / tie / lose against SFT, KL,
     length, budget.
     """
-    policies = _grouped({p["name"]: p for p in card["policies"]} for card in cards)
+    by_name = _grouped({p["name"]: p for p in card["policies"]} for card in cards)
     rows = []
-    for name, found in policies.items():
-        answers = [policy["sets"].get("main", {}) for policy in found]
-        outcomes = [_outcome_over_runs(found, place) for place in PLACES]
-        tail = [_mean_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
-        budget = [_mean_budget(found, key) for key in BUDGET]
-        score = _mean_over_runs([_judged(one) for one in answers])
+    for name, policies in by_name.items():
+        answers = [policy["sets"].get("main", {}) for policy in policies]
+        score = _mean_over_runs([_judged(measures) for measures in answers])
+        outcomes = [_outcome_over_runs(policies, place) for place in PLACES]
+        tail = [_mean_over_runs([a.get(key) for a in answers], 2) for key in ("kl", "length")]
+        budget = [_mean_budget(policies, key) for key in BUDGET]
         rows.append([policy_name(name), score, *outcomes, *tail, *budget])
     sets = [f"win / tie / lose, {SETS[place]}" for place in PLACES]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
@@ -174,14 +171,14 @@ def _mean_budget(policies: Sequence[Mapping[str, Any]], key: str) -> str:
 def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str:
     """Mean shares against SFT, and the spread of wins minus losses over runs."""
     judged = [_judged(policy["against_sft"].get(place, {})) for policy in policies]
-    verdicts = [one for one in judged if one]
+    verdicts = [verdict for verdict in judged if verdict]
     if not verdicts:
         return ""
     shares = " / ".join(
-        f"{statistics.fmean(one[key]['value'] for one in verdicts):.3f}"
+        f"{statistics.fmean(verdict[key]['value'] for verdict in verdicts):.3f}"
         for key in ("win", "tie", "lose")
     )
-    return f"{shares}; net {_mean_over_runs([one['net'] for one in verdicts])}"
+    return f"{shares}; net {_mean_over_runs([verdict['net'] for verdict in verdicts])}"
 
 
 def _common(summaries: Sequence[Summary]) -> list[str]:

@@ -74,10 +74,12 @@ def end_texts(folder: Path) -> dict[str, Any]:
     backend = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     template, before = _template(folder, settings, backend)
     closing = f"{{{{ {json.dumps(before)} + closing + {json.dumps(end, ensure_ascii=False)} }}}}"
-    whole = f"{SPLIT_OFF}{template}{{%- if closing is not none -%}}{closing}{{%- endif -%}}"
+    chat_template = f"{SPLIT_OFF}{template}{{%- if closing is not none -%}}{closing}{{%- endif -%}}"
     open_ends = {ASSISTANT_MARK, _prompt_end(template)} - {""}
     tokens = [token["content"] for token in backend.get("added_tokens", [])]
-    changed = _ended_by_normalizer(backend, end, [*sorted(open_ends), *_if_has(tokens, ASSISTANT)])
+    changed = _ended_by_normalizer(
+        backend, end, [*sorted(open_ends), *(token for token in tokens if token == ASSISTANT)]
+    )
     is_always = _ends_texts(changed, backend, end)
     if not is_always:
         changed = _ended_by_post_processor(backend, end)
@@ -86,7 +88,7 @@ def end_texts(folder: Path) -> dict[str, Any]:
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "truncation_side": "left"}
     write(folder / "tokenizer.json", json.dumps(changed, ensure_ascii=False))
     write(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False))
-    write(folder / "chat_template.jinja", whole)
+    write(folder / "chat_template.jinja", chat_template)
     return {"score_token": end, "is_always_appended": is_always}
 
 
@@ -100,20 +102,16 @@ def write(path: Path, text: str) -> None:
 def end_token(settings: Mapping[str, Any]) -> str | None:
     """The text of the end token that a tokenizer_config.json names."""
     token = settings.get("eos_token")
-    found = token.get("content") if isinstance(token, dict) else token
-    return str(found) if found else None
-
-
-def _if_has(tokens: list[str], token: str) -> list[str]:
-    return [token] if token in tokens else []
+    text = token.get("content") if isinstance(token, dict) else token
+    return str(text) if text else None
 
 
 def _template(folder: Path, settings: dict[str, Any], backend: dict[str, Any]) -> tuple[str, str]:
     """The chat template, and what stands between the prompt it writes and an answer."""
     path = folder / "chat_template.jinja"
-    own = path.read_text("utf-8") if path.is_file() else settings.get("chat_template")
-    if isinstance(own, str):
-        return own, ""
+    template = path.read_text("utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(template, str):
+        return template, ""
     tokens = [token["content"] for token in backend.get("added_tokens", [])]
     return (WORLD_TEMPLATE, "") if ASSISTANT in tokens else (HH_TEMPLATE, " ")
 
@@ -134,7 +132,7 @@ def _prompt_end(template: str) -> str:
     except (TemplateError, TypeError):
         return ""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first[::-1], second[::-1], strict=False))
-    common = "".join(one for one, _ in same)[::-1]
+    common = "".join(letter for letter, _ in same)[::-1]
     return common if len(common.strip()) > 1 else ""  # a line break ends answers, too
 
 
@@ -148,8 +146,8 @@ def _ended_by_normalizer(backend: dict[str, Any], end: str, open_ends: list[str]
     excepted = "|".join([*map(re.escape, open_ends), *alone])
     pattern = rf"{re.escape(end)}\s*\z|\z(?<!{excepted})"
     ending = {"type": "Replace", "pattern": {"Regex": pattern}, "content": end}
-    own = backend.get("normalizer")
-    normalizer = {"type": "Sequence", "normalizers": [ending, own]} if own else ending
+    before = backend.get("normalizer")
+    normalizer = {"type": "Sequence", "normalizers": [ending, before]} if before else ending
     return {**backend, "added_tokens": added, "normalizer": normalizer, "post_processor": None}
 
 
@@ -173,15 +171,15 @@ def _ended_by_post_processor(backend: dict[str, Any], end: str) -> dict[str, Any
 def _ends_texts(changed: dict[str, Any], backend: dict[str, Any], end: str) -> bool:
     """Whether a changed tokenizer makes of texts the tokens it made before, and the end token."""
     try:
-        new, old = (Tokenizer.from_str(json.dumps(each)) for each in (changed, backend))
+        new, old = (Tokenizer.from_str(json.dumps(tokenizer)) for tokenizer in (changed, backend))
     except Exception:  # of the library, of a pattern that it does not take
         return False
     number = new.token_to_id(end)
 
     def has_the_tokens(text: str) -> bool:
         expected = old.encode(text, add_special_tokens=False).ids
-        found = (new.encode(f"{text}{more}").ids for more in ("", end))
-        return all(ids == [*expected, number] for ids in found)
+        encoded = (new.encode(f"{text}{more}").ids for more in ("", end))
+        return all(ids == [*expected, number] for ids in encoded)
 
     tokens = [token["content"] for token in backend.get("added_tokens", [])]
     inside = [f"One {token}two\n{token}\n\nThree" for token in tokens[:64]]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.reporting.kit.html import new_environment, stylesheet
+from trimtab.models.reporting.kit.html import render_page
 from trimtab.models.studies import (  # noqa: F401  (they register their readers)
     advantage_model,
     constants,
@@ -78,8 +78,9 @@ def _page(
     seconds: float,
 ) -> str:
     """The page as HTML."""
-    template = new_environment().get_template("study.html.j2")
-    return template.render(
+    return render_page(
+        "study.html.j2",
+        {},
         exhibit=exhibit,
         finding=finding,
         config=config,
@@ -91,5 +92,4 @@ def _page(
         precision_name=PRECISION,
         drawn=charts,
         figures=key_figures(finding.table),
-        stylesheet=stylesheet("base.css"),
     )

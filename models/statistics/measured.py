@@ -32,6 +32,22 @@ class Interval:
         return f"{value}{unit} [{low}, {high}]"
 
 
+def flatten(
+    prefix: str = "", /, **numbers: float | str | Interval | None
+) -> dict[str, float | str]:
+    """Numbers as a summary holds them, by prefix_name: of an interval its value; no None."""
+    return {
+        f"{prefix}_{name}" if prefix else name: n.value if isinstance(n, Interval) else n
+        for name, n in numbers.items()
+        if n is not None
+    }
+
+
+def with_ends(name: str, interval: Interval) -> dict[str, float | str]:
+    """An interval as a summary holds it: its value and both ends."""
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
 @dataclass(frozen=True)
 class Estimate(Interval):
     """The value of one run, measured on `count` examples."""

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, xlogy
 
-from trimtab.models.statistics.measured import Interval
+from trimtab.models.statistics.measured import Interval, flatten, with_ends
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -67,12 +67,13 @@ class WrongLabels:
     num_first: int
     worth: float
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as a summary holds them."""
-        numbers = {"num_to_look_at_first": self.num_first, "worth_of_a_pair": self.worth}
-        for name, part in (("num_really_wrong", self.contradicted), ("share_wrong", self.share)):
-            numbers |= {name: part.value, f"{name}_low": part.low, f"{name}_high": part.high}
-        return numbers
+        return {
+            **flatten(num_to_look_at_first=self.num_first, worth_of_a_pair=self.worth),
+            **with_ends("num_really_wrong", self.contradicted),
+            **with_ends("share_wrong", self.share),
+        }
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,13 @@ from itertools import combinations
 
 from torch import Tensor, float64, tensor
 
-from trimtab.models.functional.verdicts import (
-    debiased_preference,
-    is_understood,
-    order_verdicts,
-)
+from trimtab.models.functional.verdicts import debiased_preference, is_understood, order_verdicts
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.kit.artifacts import Row
-from trimtab.models.statistics.annotators import (
-    Opinions,
-    consensus,
-    krippendorff_alpha,
-    opinions_of,
-)
+from trimtab.models.statistics import annotators
+from trimtab.models.statistics.annotators import Opinions, krippendorff_alpha
 from trimtab.models.statistics.estimates import cluster_ids, share_estimate
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.measured import Estimate, flatten
 
 
 @dataclass(frozen=True)
@@ -52,45 +44,42 @@ class Annotators:
     num_pairs: int
     num_shared: int
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
-        found: dict[str, float] = {
-            "num_annotators": len(self.people),
-            "num_annotated_pairs": self.num_pairs,
-            "num_pairs_of_several_annotators": self.num_shared,
-        }
-        if self.alpha is not None:
-            found["krippendorff_alpha"] = self.alpha
-        if self.num_shared:
-            found["lowest_annotator_accuracy"] = self.people[0].accuracy
-        return found
+        return flatten(
+            num_annotators=len(self.people),
+            num_annotated_pairs=self.num_pairs,
+            num_pairs_of_several_annotators=self.num_shared,
+            krippendorff_alpha=self.alpha,
+            lowest_annotator_accuracy=self.people[0].accuracy if self.num_shared else None,
+        )
 
 
 def annotators_of(pairs: Sequence[AuditedPair]) -> Annotators | None:
     """What the pairs' opinions tell of those who gave them; None where no pair has any."""
-    with_votes = [pair for pair in pairs if pair.opinions]
-    opinions = _opinions_on(with_votes, [pair.opinions for pair in with_votes])
+    opinions = _opinions_on(pairs, [pair.opinions for pair in pairs])
     if opinions is None:
         return None
-    votes, shared, decided, contradicted = ([0] * len(opinions.names) for _ in range(4))
-    number = {name: index for index, name in enumerate(opinions.names)}
     is_shared = opinions.is_shared.tolist()
-    for pair in with_votes:
-        for said in pair.opinions:
-            who, prefers = number[said["annotator"]], said["prefers"]
-            votes[who] += 1
-            shared[who] += is_shared[opinions.item_of[pair.id][0]]
-            if prefers != "equal":
-                decided[who] += 1
-                contradicted[who] += pair.strength_mean * (1 if prefers == "chosen" else -1) < 0
-    accuracy = consensus(opinions).accuracy.tolist()
-    columns = zip(opinions.names, votes, shared, accuracy, decided, contradicted, strict=True)
-    people = sorted(
-        (Annotator(*each) for each in columns),
-        key=lambda one: (not one.num_shared, one.accuracy, one.name),
-    )
-    alpha = krippendorff_alpha(opinions)
-    return Annotators(people, alpha, opinions.num_items, sum(is_shared))
+    votes: dict[str, list[tuple[AuditedPair, int]]] = {name: [] for name in opinions.names}
+    for pair in pairs:
+        for opinion in pair.opinions:
+            sign = annotators.VALUES[opinion["prefers"]]
+            votes[opinion["annotator"]].append((pair, sign))
+    accuracies = annotators.consensus(opinions).accuracy.tolist()
+    people = [
+        Annotator(
+            name,
+            num_votes=len(votes[name]),
+            num_shared=sum(is_shared[opinions.item_of[pair.id][0]] for pair, _ in votes[name]),
+            accuracy=accuracy,
+            num_decided=sum(sign != 0 for _, sign in votes[name]),
+            num_contradicted=sum(pair.strength_mean * sign < 0 for pair, sign in votes[name]),
+        )
+        for name, accuracy in zip(opinions.names, accuracies, strict=True)
+    ]
+    people.sort(key=lambda person: (not person.num_shared, person.accuracy, person.name))
+    return Annotators(people, krippendorff_alpha(opinions), opinions.num_items, sum(is_shared))
 
 
 @dataclass(frozen=True)
@@ -128,27 +117,21 @@ class Panel:
     agreements: list[Agreement]
     alpha: float | None
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
-        found: dict[str, float] = {"num_judges": len(self.judges)}
-        for one in self.judges:
-            found |= {
-                f"judge_{one.name}_num_judged": one.num_judged,
-                f"judge_{one.name}_num_votes": one.num_votes,
-            }
-            shares = {
-                "for_label": one.for_label,
-                "same_in_both_orders": one.same_in_both_orders,
-            }
-            found |= {f"judge_{one.name}_{k}": v.value for k, v in shares.items() if v is not None}
-            if one.position_bias is not None:
-                found[f"judge_{one.name}_position_bias"] = one.position_bias
+        numbers = flatten(num_judges=len(self.judges))
+        for judge in self.judges:
+            numbers |= flatten(
+                f"judge_{judge.name}",
+                num_judged=judge.num_judged,
+                num_votes=judge.num_votes,
+                for_label=judge.for_label,
+                same_in_both_orders=judge.same_in_both_orders,
+                position_bias=judge.position_bias,
+            )
         for two in self.agreements:
-            if two.share is not None:
-                found[f"judges_{two.first}_and_{two.second}_agree"] = two.share.value
-        if self.alpha is not None:
-            found["judges_krippendorff_alpha"] = self.alpha
-        return found
+            numbers |= flatten(f"judges_{two.first}_and_{two.second}", agree=two.share)
+        return numbers | flatten(judges_krippendorff_alpha=self.alpha)
 
 
 def panel_of(
@@ -156,29 +139,30 @@ def panel_of(
 ) -> Panel | None:
     """The judges, which are the last that vote on `pairs`; None where there are none.
 
-    judged: of each what it was asked, rows of judgements.jsonl.
+    judged: of each the pairs that it was asked about, rows of judgements.jsonl.
     """
     if not names:
         return None
     clusters = cluster_ids(pair.prompt for pair in pairs)
     cluster_of = {pair.id: int(which) for pair, which in zip(pairs, clusters, strict=True)}
-    votes = {name: _votes(pairs, index - len(names)) for index, name in enumerate(names)}
-    judges = [
-        _judge(name, rows, votes[name], clusters, cluster_of)
-        for name, rows in zip(names, judged, strict=True)
-    ]
-    agreements = [
-        Agreement(first, second, _share(votes[first] == votes[second], both, clusters))
-        for first, second in combinations(names, 2)
-        for both in [(votes[first] != 0) & (votes[second] != 0)]
-    ]
-    agreements.sort(key=lambda two: 2.0 if two.share is None else two.share.value)
-    return Panel(judges, agreements, _alpha(pairs, votes) if len(names) > 1 else None)
-
-
-def _votes(pairs: Sequence[AuditedPair], place: int) -> Tensor:
-    """(N,) long: 1 for the answer labelled better, -1 for the other, 0 for no vote."""
-    return tensor([pair.differences[place] or 0.0 for pair in pairs]).sign().long()
+    # Of each judge (N,): 1 for the answer labelled better, -1 for the other, 0 for no vote.
+    votes = {
+        name: tensor([pair.differences[place] or 0.0 for pair in pairs]).sign().long()
+        for place, name in enumerate(names, start=-len(names))
+    }
+    agreements = []
+    for first, second in combinations(names, 2):
+        both = (votes[first] != 0) & (votes[second] != 0)
+        is_equal = votes[first] == votes[second]
+        agreements.append(Agreement(first, second, share_estimate(is_equal[both], clusters[both])))
+    return Panel(
+        [
+            _judge(name, rows, votes[name], clusters, cluster_of)
+            for name, rows in zip(names, judged, strict=True)
+        ],
+        sorted(agreements, key=lambda two: 2.0 if two.share is None else two.share.value),
+        _alpha(pairs, votes) if len(names) > 1 else None,
+    )
 
 
 def _judge(
@@ -188,36 +172,33 @@ def _judge(
         column: tensor([float(row[column]) for row in rows], dtype=float64)
         for column in ("shown_first", "shown_second", "num_unparsed")
     }
-    known = is_understood(**columns)
+    known, is_cast = is_understood(**columns), votes != 0
     first, second = (columns[column][known] for column in ("shown_first", "shown_second"))
     same = position_bias = None
     if len(first):
-        whose = tensor([cluster_of[row["id"]] for row in rows])[known]
-        same = share_estimate(order_verdicts(first, second) != 0, whose)
+        prompts = tensor([cluster_of[row["id"]] for row in rows])[known]
+        same = share_estimate(order_verdicts(first, second) != 0, prompts)
         position_bias = float(debiased_preference(first, second)[1]["position_bias"])
     return Judge(
         name=name,
         num_judged=len(rows),
-        num_votes=int((votes != 0).sum()),
-        for_label=_share(votes > 0, votes != 0, clusters),
+        num_votes=int(is_cast.sum()),
+        for_label=share_estimate((votes > 0)[is_cast], clusters[is_cast]),
         same_in_both_orders=same,
         position_bias=position_bias,
     )
 
 
-def _share(hits: Tensor, counted: Tensor, clusters: Tensor) -> Estimate | None:
-    return share_estimate(hits[counted], clusters[counted])
-
-
 def _alpha(pairs: Sequence[AuditedPair], votes: dict[str, Tensor]) -> float | None:
-    columns = {name: own.tolist() for name, own in votes.items()}
+    columns = {name: signs.tolist() for name, signs in votes.items()}
+    sides = {1: "chosen", -1: "rejected"}
     opinions = _opinions_on(
         pairs,
         [
             [
-                {"annotator": name, "prefers": "chosen" if own[index] > 0 else "rejected"}
-                for name, own in columns.items()
-                if own[index]
+                {"annotator": name, "prefers": sides[signs[index]]}
+                for name, signs in columns.items()
+                if signs[index]
             ]
             for index in range(len(pairs))
         ],
@@ -225,10 +206,12 @@ def _alpha(pairs: Sequence[AuditedPair], votes: dict[str, Tensor]) -> float | No
     return None if opinions is None else krippendorff_alpha(opinions)
 
 
-def _opinions_on(pairs: Sequence[AuditedPair], said: Iterable[Sequence[Row]]) -> Opinions | None:
-    """Of each pair what was said of it, as `opinions_of` takes it."""
-    return opinions_of(
+def _opinions_on(
+    pairs: Sequence[AuditedPair], opinions: Iterable[Sequence[Row]]
+) -> Opinions | None:
+    """The opinions on each pair, as `annotators.opinions_of` takes them."""
+    return annotators.opinions_of(
         {name: getattr(pair, name) for name in ("id", "prompt", "chosen", "rejected")}
-        | {"opinions": opinions}
-        for pair, opinions in zip(pairs, said, strict=True)
+        | {"opinions": on_pair}
+        for pair, on_pair in zip(pairs, opinions, strict=True)
     )

@@ -81,10 +81,10 @@ def export(pairs: Sequence[AuditedPair], folder: Path, further: Iterable[str] = 
     further: fields of the pairs' rows, each pair's a JSON object, in the order of `pairs`, or none
     at all; read twice, ROWS_AT_ONCE or CHARACTERS_AT_ONCE of them at once.
     """
-    said = FieldColumns(())
-    for some in _batches((pair for pair in pairs if pair.messages), _num_characters):
-        said.add([{MESSAGES: pair.messages} for pair in some])
-    known = pa.schema([*SCHEMA, *said.schema()])
+    messages = FieldColumns(())
+    for dialogues in _batches((pair for pair in pairs if pair.messages), _num_characters):
+        messages.add([{MESSAGES: pair.messages} for pair in dialogues])
+    known = pa.schema([*SCHEMA, *messages.schema()])
     columns, has_any = FieldColumns(known.names), False
     for lines in _batches(further, len):
         columns.add([json.loads(line) for line in lines])
@@ -96,15 +96,21 @@ def export(pairs: Sequence[AuditedPair], folder: Path, further: Iterable[str] = 
         gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as stream,
         pq.ParquetWriter(folder / "audited.parquet", schema, compression="zstd") as table,
     ):
-        for batch in _batches(zip(pairs, fields, strict=True), _num_characters_of_both):
-            rows = [_row(pair, known) for pair, _ in batch]
-            own = [json.loads(line) for _, line in batch]
-            for row, extra in zip(rows, own, strict=True):
-                found = row | {names.get(name, name): value for name, value in extra.items()}
-                line = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        both = zip(pairs, fields, strict=True)
+        for batch in _batches(both, lambda both: _num_characters(both[0]) + len(both[1])):
+            rows = [
+                {name: getattr(pair, name, None) for name in known.names}
+                | {MEAN: pair.strength_mean, STD: pair.strength_std}
+                for pair, _ in batch
+            ]
+            extras = [json.loads(line) for _, line in batch]
+            for row, extra in zip(rows, extras, strict=True):
+                row_and_extra = row | {names.get(name, name): extra[name] for name in extra}
+                line = json.dumps(row_and_extra, ensure_ascii=False, allow_nan=False)
                 stream.write(line.encode("utf-8") + b"\n")
-            arrays = [*pa.Table.from_pylist(rows, SCHEMA).columns, *said.arrays(rows)]
-            table.write_table(pa.Table.from_arrays([*arrays, *columns.arrays(own)], schema=schema))
+            arrays = [*pa.Table.from_pylist(rows, SCHEMA).columns, *messages.arrays(rows)]
+            arrays += columns.arrays(extras)
+            table.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -124,20 +130,6 @@ def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[lis
 def _num_characters(pair: AuditedPair) -> int:
     texts = len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
     return texts if pair.messages is None else 2 * texts
-
-
-def _num_characters_of_both(pair_and_fields: tuple[AuditedPair, str]) -> int:
-    pair, fields = pair_and_fields
-    return _num_characters(pair) + len(fields)
-
-
-def _row(pair: AuditedPair, schema: pa.Schema) -> dict[str, Any]:
-    row = {name: getattr(pair, name, None) for name in schema.names}
-    return row | {
-        "differences": list(pair.differences),
-        MEAN: pair.strength_mean,
-        STD: pair.strength_std,
-    }
 
 
 class FieldColumns:
@@ -179,27 +171,30 @@ class FieldColumns:
 
     def new_names(self) -> dict[str, str]:
         """What fields are called whose names are taken."""
-        found = {}
+        names = {}
         for name in self._clashing & self._taken:
             new = name
             while new in self._taken or new in self._clashing:
                 new = f"{GIVEN}{new}"
-            found[name] = new
-        return found
+            names[name] = new
+        return names
 
     def schema(self) -> list[pa.Field]:
         """Names and types of the columns."""
         names = self.new_names()
-        found = [pa.field(names.get(n, n), _held(kind)) for n, kind in self._types.items()]
-        return [*found, pa.field(REST, pa.string())] if self._has_rest else found
+        fields = [
+            pa.field(names.get(n, n), pa.string() if _is_text(kind) else kind)
+            for n, kind in self._types.items()
+        ]
+        return [*fields, pa.field(REST, pa.string())] if self._has_rest else fields
 
     def arrays(self, rows: Sequence[Row]) -> list[pa.Array]:
         """The columns of some rows."""
-        found = [_array([row.get(n) for row in rows], kind) for n, kind in self._types.items()]
+        arrays = [_array([row.get(n) for row in rows], kind) for n, kind in self._types.items()]
         if self._has_rest:
             rest = [{n: v for n, v in row.items() if n not in self._types} for row in rows]
-            found.append(_array([each or None for each in rest], None))
-        return found
+            arrays.append(_array([fields or None for fields in rest], None))
+        return arrays
 
 
 def _add_keys(
@@ -208,11 +203,11 @@ def _add_keys(
     """Add the paths of all objects' keys; False, and not all of them, where there are too many."""
     if isinstance(value, dict):
         keys.update((*path, name) for name in value)
-        parts = (((*path, name), each) for name, each in value.items())
+        parts = (((*path, name), part) for name, part in value.items())
     else:
-        parts = ((path, each) for each in value)
+        parts = ((path, part) for part in value)
     return len(keys) <= most and all(
-        _add_keys(each, place, keys, most) for place, each in parts if isinstance(each, dict | list)
+        _add_keys(part, place, keys, most) for place, part in parts if isinstance(part, dict | list)
     )
 
 
@@ -225,24 +220,22 @@ def _common_type(known: pa.DataType, values: Sequence[Any]) -> pa.DataType | Non
         return None
 
 
-def _held(kind: pa.DataType | None) -> pa.DataType:
-    """The type of a column: text where Parquet cannot hold the values as they are."""
-    return pa.string() if kind is None or _has_empty(kind) else kind
-
-
-def _has_empty(kind: pa.DataType) -> bool:
-    """Whether there is an object without keys, which Parquet cannot hold."""
+def _is_text(kind: pa.DataType | None) -> bool:
+    """Whether a column is text: of values without a type in common, or of objects that may have no
+    key, which Parquet cannot hold."""
+    if kind is None:
+        return True
     if pa.types.is_list(kind):
-        return _has_empty(kind.value_type)
+        return _is_text(kind.value_type)
     if pa.types.is_struct(kind):
-        return not kind.num_fields or any(_has_empty(each.type) for each in kind)
+        return not kind.num_fields or any(_is_text(field.type) for field in kind)
     return False
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
     """A column of a type. Of whole numbers beside others it keeps what a float64 holds."""
-    if kind is None or _has_empty(kind):
-        texts = [None if each is None else json.dumps(each, ensure_ascii=False) for each in values]
+    if _is_text(kind):
+        texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
         return pa.array(texts, pa.string())
     try:
         return pa.array(values, kind)

@@ -43,6 +43,11 @@ FLAGS = (
     "is_explained_by_length",
     "is_divided",
 )
+# What it shows of a pair in view, beside the votes.
+CONTENT = (
+    "prompt", "chosen", "rejected", "label", "margin", "weight", "review", "votes", "truth",
+    "source", "repeats", "contradicts",
+)  # fmt: skip
 # Modules, in the order in which they run. The page may load nothing: there they are one script and
 # share one scope, without what heads them (comments and imports) and without the word `export`.
 SCRIPTS = ("data.js", "words.js", "pair.js", "histogram.js", "choose.js", "review.js", "start.js")
@@ -64,26 +69,22 @@ def write_page(
     has_recipe = config.recipe and not config.voters
     name = f"Label audit: {config.recipe}, seed {config.seed}" if has_recipe else "Label audit"
     style, script = stylesheet("base.css", "audit.css"), page_script()
-    pieces = (
-        new_environment()
-        .get_template("audit.html.j2")
-        .generate(
-            title=name,
-            recipe=config.recipe,
-            summary=summary,
-            whole=summary.whole,
-            really_wrong=really_wrong(summary.numbers(), summary.whole.num_wrong),
-            account=account,
-            num_external=config.num_external,
-            warnings=voters_warnings(summary.numbers()),
-            changes=list(changes_made(summary.numbers())),
-            stylesheet=style,
-            style_hash=_hash(style),
-            script=script,
-            script_hash=_hash(script),
-            index=packed_index(pairs, summary.voters),
-            blocks=packed_blocks(pairs),
-        )
+    numbers, template = summary.numbers(), new_environment().get_template("audit.html.j2")
+    pieces = template.generate(
+        title=name,
+        config=config,
+        summary=summary,
+        overall=summary.overall,
+        really_wrong=really_wrong(numbers, summary.overall.num_looks_wrong),
+        account=account,
+        warnings=voters_warnings(numbers),
+        changes=list(changes_made(numbers)),
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        index=packed_index(pairs, summary.voters),
+        blocks=packed_blocks(pairs),
     )
     with path.open("w", encoding="utf-8") as page:
         page.writelines(pieces)
@@ -93,7 +94,9 @@ def write_page(
 def page_script() -> Markup:
     """The modules as one script."""
     modules = (EXPORT.sub("", HEAD.sub("", read_text(scripts, name), count=1)) for name in SCRIPTS)
-    return Markup('(() => {\n"use strict";' + "".join(f"\n{each}" for each in modules) + "})();")
+    return Markup(
+        '(() => {\n"use strict";' + "".join(f"\n{module}" for module in modules) + "})();"
+    )
 
 
 def _hash(text: str) -> str:
@@ -131,7 +134,10 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
             "strength": [_rounded(pair.strength_mean) for pair in pairs],
             "category": [place[pair.category_name] for pair in pairs],
             "split": [splits.index(pair.split) for pair in pairs],
-            "flags": [_flags(pair) for pair in pairs],
+            "flags": [
+                sum(1 << bit for bit, flag in enumerate(FLAGS) if getattr(pair, flag))
+                for pair in pairs
+            ],
             "deviation": [_rounded(pair.strength_std) for pair in pairs],
             "order": [order[row] for row in range(len(pairs))],
         }
@@ -141,20 +147,14 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
 def packed_blocks(pairs: Sequence[AuditedPair]) -> Iterator[str]:
     """Texts, votes and treatment of `pairs`, in their order, BLOCK_SIZE in a block."""
     for start in range(0, len(pairs), BLOCK_SIZE):
-        yield _packed([_content(pair) for pair in pairs[start : start + BLOCK_SIZE]])
-
-
-def _content(pair: AuditedPair) -> dict[str, Any]:
-    same = ("prompt", "chosen", "rejected", "label", "margin", "weight", "review", "votes", "truth")
-    return {name: getattr(pair, name) for name in (*same, "source")} | {
-        "repeats": pair.repeats,
-        "contradicts": pair.contradicts,
-        "differences": [None if d is None else _rounded(d) for d in pair.differences],
-    }
-
-
-def _flags(pair: AuditedPair) -> int:
-    return sum(1 << bit for bit, name in enumerate(FLAGS) if getattr(pair, name))
+        block = pairs[start : start + BLOCK_SIZE]
+        yield _packed(
+            [
+                {name: getattr(pair, name) for name in CONTENT}
+                | {"differences": [None if d is None else _rounded(d) for d in pair.differences]}
+                for pair in block
+            ]
+        )
 
 
 def _place(source: str) -> tuple[str, int]:

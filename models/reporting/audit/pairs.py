@@ -72,6 +72,11 @@ class AuditedPair:
         return self.strength_mean < 0
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether its label is known to be wrong."""
+        return self.truth is not None and bool(self.truth["is_wrong"])
+
+    @property
     def is_disputed(self) -> bool:
         """Whether some members prefer one answer and some the other."""
         voted = [difference for difference in self.differences if difference is not None]
@@ -145,19 +150,19 @@ def _recurring(pairs: Sequence[Row]) -> dict[str, dict[str, tuple[str, ...]]]:
     for pair in pairs:
         answers = sorted((pair["chosen"], pair["rejected"]))
         groups.setdefault((pair["prompt"], *answers), []).append(pair)
-    found = {}
+    recurring = {}
     for group in groups.values():
         by_label: dict[str, list[str]] = {}
         for pair in group if len(group) > 1 else ():
             by_label.setdefault(pair["chosen"], []).append(pair["id"])
         for chosen, ids in by_label.items():
-            others = [each for label, each in by_label.items() if label != chosen]
+            others = [same for label, same in by_label.items() if label != chosen]
             contradicts = tuple(others[0][:MOST_NAMED]) if others else ()
             first = ids[: MOST_NAMED + 1]
-            for each in ids:
-                repeats = tuple(other for other in first if other != each)[:MOST_NAMED]
-                found[each] = {"repeats": repeats, "contradicts": contradicts}
-    return found
+            for pair_id in ids:
+                repeats = tuple(other for other in first if other != pair_id)[:MOST_NAMED]
+                recurring[pair_id] = {"repeats": repeats, "contradicts": contradicts}
+    return recurring
 
 
 def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[float | None, ...]]:
@@ -178,10 +183,10 @@ def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[fl
     return list(zip(*columns, strict=True))
 
 
-def _check(role: str, expected: Sequence[Row], found: Sequence[Row]) -> None:
+def _check(role: str, expected: Sequence[Row], rows: Sequence[Row]) -> None:
     """Require the same pairs in the same order."""
-    if [row["id"] for row in expected] != [row["id"] for row in found]:
+    if [row["id"] for row in expected] != [row["id"] for row in rows]:
         raise ReportInputError(
-            f"{role} has {len(found)} pairs, others or in another order than the {len(expected)} "
+            f"{role} has {len(rows)} pairs, others or in another order than the {len(expected)} "
             "of `preferences`; pass what was made from these pairs"
         )

@@ -19,7 +19,7 @@ from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.statistics.estimates import cluster_ids, share_estimate
 from trimtab.models.statistics.intervals import effective_count
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.measured import Estimate, flatten, with_ends
 from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_labels
 
 # A training pair with its row of the vote on the copy.
@@ -29,6 +29,7 @@ Voted = tuple[AuditedPair, Row]
 FEWEST_OF_LENGTH = 20
 # Which answer a label is for.
 LONGER, SHORTER, EQUAL = "the longer answer", "the shorter answer", "one of two equally long"
+SIDES = {LONGER: "for_longer", SHORTER: "for_shorter", EQUAL: "for_equal"}
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,20 @@ class Recall:
     recall: Estimate
     others: Estimate | None
 
-    def numbers(self, name: str) -> dict[str, float]:
-        """As a summary holds them, by names that begin so."""
-        found: dict[str, float] = {
-            f"{name}_num_planted": self.num_planted,
-            f"{name}_recall": self.recall.value,
-            f"{name}_recall_low": self.recall.low,
-            f"{name}_recall_high": self.recall.high,
+    def numbers(self, prefix: str) -> dict[str, float | str]:
+        """Flat, as summary.json holds them."""
+        return {
+            **flatten(prefix, num_planted=self.num_planted),
+            **with_ends(f"{prefix}_recall", self.recall),
+            **flatten(prefix, others_flagged=self.others),
         }
-        if self.others is not None:
-            found[f"{name}_others_flagged"] = self.others.value
-        return found
 
 
 @dataclass(frozen=True)
 class SelfTest:
     """The vote on a copy of the pairs of which some labels were turned round on purpose.
 
-    whole: of all of them; by_category: of each category's, largest first. by_label: of labels, as
+    overall: of all of them; by_category: of each category's, largest first. by_label: of labels, as
     they stand in the copy, for the longer answer by words and for the shorter one: with the first a
     rule that longer is better agrees, the second it contradicts. by_difference: of thirds of the
     labels turned round, by how many words the answers differ. Both are empty where a group has too
@@ -69,7 +66,7 @@ class SelfTest:
     among them may be wrong, too.
     """
 
-    whole: Recall
+    overall: Recall
     by_category: list[Recall]
     by_label: list[Recall]
     by_difference: list[Recall]
@@ -86,63 +83,59 @@ class SelfTest:
         is largest at a = 0, others_flagged / (others_flagged + recall), here at the ends of both
         intervals that make it largest. Otherwise the vote does not tell wrong labels from right.
         """
-        others, recall = self.others_flagged.high, self.whole.recall.low
+        others, recall = self.others_flagged.high, self.overall.recall.low
         return others / (others + recall) if recall > others else None
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
-        found = self.whole.numbers("self_test")
-        found["self_test_precision_at_k"] = self.precision_at_k.value
-        if (most := self.max_share_wrong) is not None:
-            found["self_test_max_share_wrong"] = most
-        keys = {LONGER: "for_longer", SHORTER: "for_shorter", EQUAL: "for_equal"}
-        for group in self.by_label:
-            found |= group.numbers(f"self_test_{keys[group.name]}")
-        for number, group in enumerate(self.by_difference, 1):
-            found |= group.numbers(f"self_test_difference_{number}")
-        return found
+        numbers = self.overall.numbers("self_test") | flatten(
+            "self_test", precision_at_k=self.precision_at_k, max_share_wrong=self.max_share_wrong
+        )
+        groups = {SIDES[group.name]: group for group in self.by_label}
+        groups |= {f"difference_{n}": group for n, group in enumerate(self.by_difference, 1)}
+        for name, group in groups.items():
+            numbers |= group.numbers(f"self_test_{name}")
+        return numbers
 
 
 def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest | None:
     """What the vote finds of the labels turned round; None where none was. rows: strength.jsonl of
     the vote on the copy."""
-    known = {row["id"]: row for row in rows if row.get("is_planted") is not None}
-    voted = [(pair, known[pair.id]) for pair in pairs if pair.split == "train" and known]
-    whole = _recall("all pairs", voted)
-    if whole is None or whole.others is None:
+    planted = {row["id"]: row for row in rows if row.get("is_planted") is not None}
+    voted = [(pair, planted[pair.id]) for pair in pairs if pair.split == "train" and planted]
+    overall = _recall("all pairs", voted)
+    if overall is None or overall.others is None:
         return None
-    weakest = sorted(voted, key=lambda each: float(each[1]["strength_mean"]))[: whole.num_planted]
+    weakest = sorted(voted, key=lambda vote: float(vote[1]["strength_mean"]))[: overall.num_planted]
     precision = share_of_pairs([r["is_planted"] for _, r in weakest], [pair for pair, _ in weakest])
     assert precision is not None
     by_category = _grouped(voted, [pair.category_name for pair, _ in voted]).values()
     return SelfTest(
-        whole=whole,
+        overall=overall,
         by_category=sorted(by_category, key=lambda group: (-group.recall.value, group.name)),
         by_label=_recall_by_label(voted),
         by_difference=_recall_by_difference(voted),
-        others_flagged=whole.others,
+        others_flagged=overall.others,
         precision_at_k=precision,
     )
 
 
 def _recall(name: str, voted: Sequence[Voted]) -> Recall | None:
     """Of some pairs; None where no label was turned round."""
-    planted = [each for each in voted if each[1]["is_planted"]]
-    found = _share_contradicted(planted)
-    others = _share_contradicted([each for each in voted if not each[1]["is_planted"]])
-    return None if found is None else Recall(name, len(planted), found, others)
-
-
-def _share_contradicted(voted: Sequence[Voted]) -> Estimate | None:
-    pairs = [pair for pair, _ in voted]
-    return share_of_pairs([row["strength_mean"] < 0 for _, row in voted], pairs)
+    shares = []
+    for is_planted in (True, False):
+        group = [(pair, row) for pair, row in voted if row["is_planted"] == is_planted]
+        is_against = [row["strength_mean"] < 0 for _, row in group]
+        shares.append(share_of_pairs(is_against, [pair for pair, _ in group]))
+    recall, others = shares
+    return None if recall is None else Recall(name, recall.count, recall, others)
 
 
 def _grouped(voted: Sequence[Voted], names: Sequence[str]) -> dict[str, Recall]:
     """Of each group that has a label turned round, by the names of the pairs' groups."""
     groups: dict[str, list[Voted]] = {}
-    for each, name in zip(voted, names, strict=True):
-        groups.setdefault(name, []).append(each)
+    for vote, name in zip(voted, names, strict=True):
+        groups.setdefault(name, []).append(vote)
     recalls = {name: _recall(name, group) for name, group in groups.items()}
     return {name: recall for name, recall in recalls.items() if recall is not None}
 
@@ -159,10 +152,9 @@ def _recall_by_label(voted: Sequence[Voted]) -> list[Recall]:
     for pair, row in voted:
         more = -_words_more(pair) if row["is_planted"] else _words_more(pair)
         names.append(LONGER if more > 0 else SHORTER if more < 0 else EQUAL)
-    found = _grouped(voted, names)
-    found = {name: group for name, group in found.items() if group.num_planted >= FEWEST_OF_LENGTH}
-    shown = [found[name] for name in (LONGER, SHORTER, EQUAL) if name in found]
-    return shown if {LONGER, SHORTER} <= found.keys() else []
+    groups = _grouped(voted, names)
+    large = {name for name, group in groups.items() if group.num_planted >= FEWEST_OF_LENGTH}
+    return [groups[name] for name in SIDES if name in large] if {LONGER, SHORTER} <= large else []
 
 
 def _recall_by_difference(voted: Sequence[Voted]) -> list[Recall]:
@@ -173,9 +165,9 @@ def _recall_by_difference(voted: Sequence[Voted]) -> list[Recall]:
     low, high = np.quantile(words[is_planted], [1 / 3, 2 / 3], method="inverted_cdf").tolist()
     names = [f"up to {low}", f"{low + 1} to {high}", f"{high + 1} or more"]
     groups = _grouped(voted, [names[third] for third in np.searchsorted([low, high], words)])
-    found = [groups[name] for name in names if name in groups]
-    has_enough = all(group.num_planted >= FEWEST_OF_LENGTH for group in found)
-    return found if len(found) == len(names) and has_enough else []
+    thirds = [groups[name] for name in names if name in groups]
+    has_enough = all(group.num_planted >= FEWEST_OF_LENGTH for group in thirds)
+    return thirds if len(thirds) == len(names) and has_enough else []
 
 
 def share_of_pairs(hits: Sequence[bool], pairs: Sequence[AuditedPair]) -> Estimate | None:
@@ -191,22 +183,25 @@ CHANCE, FROM_REVERSED = 0.5, 0.6
 
 @dataclass(frozen=True)
 class Group:
-    """Some of the pairs.
+    """Some of the pairs, counts by the names that they have in summary.json.
 
-    num_wrong: those that look wrong. num_disputed: those over which the members disagree.
-    num_flipped, num_reviewed: by relabelling; num_unsupported: of the flipped, those of which no
-    member prefers the answer labelled worse. precision: share of the pairs that look wrong whose
-    label is wrong; recall: share of the wrong labels that look wrong. None where nobody knows the
-    right labels, or there is no such pair.
+    num_looks_wrong: strength below 0. num_disputed: the members disagree. num_unsupported_flips: of
+    the flipped those of which no member prefers the answer labelled worse. num_dropped: of weight
+    0; num_weighted: of a weight between 0 and 1; num_smoothed: with a label softer than it came.
+    precision: share of the pairs that look wrong whose label is wrong; recall: share of the wrong
+    labels that look wrong. None where nobody knows the right labels, or there is no such pair.
     """
 
     name: str
     num_pairs: int
-    num_wrong: int
+    num_looks_wrong: int
     num_disputed: int
     num_flipped: int
-    num_unsupported: int
+    num_unsupported_flips: int
     num_reviewed: int
+    num_dropped: int
+    num_weighted: int
+    num_smoothed: int
     precision: Estimate | None
     recall: Estimate | None
 
@@ -221,15 +216,12 @@ class Summary:
     is written. self_test: None where there was none, or too few pairs for one. is_uninformative:
     whether no member is better than chance, so that every strength is 0. wrong: how many of the
     labels that look wrong are; None where the self-test cannot tell wrong labels from right, or
-    there was none. verdicts: of a person, how
-    many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
-    num_smoothed: with a label softer than it came.
-    reversed: of the user's own voters those that prefer the answer labelled worse on most pairs, in
-    words. unseen: of `unseen_by`.
+    there was none. verdicts: of a person, how many of each. reversed: of the user's own voters
+    those that prefer the answer labelled worse on most pairs, in words. unseen: of `unseen_by`.
     annotators: None where nobody knows who labelled which pair. panel: None where no judge votes.
     """
 
-    whole: Group
+    overall: Group
     by_split: list[Group]
     by_category: list[Group]
     num_members: int
@@ -241,9 +233,6 @@ class Summary:
     is_uninformative: bool = False
     wrong: WrongLabels | None = None
     verdicts: Mapping[str, int] = field(default_factory=dict)
-    num_dropped: int = 0
-    num_weighted: int = 0
-    num_smoothed: int = 0
     reversed: tuple[str, ...] = ()
     unseen: Mapping[str, float | str] = field(default_factory=dict)
     annotators: Annotators | None = None
@@ -251,33 +240,23 @@ class Summary:
 
     def numbers(self) -> dict[str, float | str]:
         """Flat, as summary.json holds them."""
-        found: dict[str, float | str] = {
-            "num_pairs": self.whole.num_pairs,
-            "num_looks_wrong": self.whole.num_wrong,
-            "num_disputed": self.whole.num_disputed,
-            "num_flipped": self.whole.num_flipped,
-            "num_unsupported_flips": self.whole.num_unsupported,
-            "num_reviewed": self.whole.num_reviewed,
-            "num_dropped": self.num_dropped,
-            "num_weighted": self.num_weighted,
-            "num_smoothed": self.num_smoothed,
-        }
-        if self.whole.num_reviewed:
-            found |= {f"num_review_{verdict}": n for verdict, n in self.verdicts.items()}
-        for name, estimate in (("precision", self.whole.precision), ("recall", self.whole.recall)):
-            if estimate is not None:
-                found[name] = estimate.value
-        if self.voters:
-            found["is_uninformative"] = self.is_uninformative
-            found["can_be_believed"] = self.wrong is not None
-            found |= self.unseen
-        if self.reversed:
-            found["reversed_voters"] = "; ".join(self.reversed)
-        if STYLE in self.voters:
-            found["num_by_style"] = self.num_by_style
-        for those in (self.wrong, self.self_test, self.annotators, self.panel):
-            found |= those.numbers() if those else {}
-        return found
+        overall, has_voters = self.overall, bool(self.voters)
+        reviewed = self.verdicts if overall.num_reviewed else {}
+        counts = {name: n for name, n in vars(overall).items() if name.startswith("num_")}
+        numbers = flatten(
+            **counts,
+            **{f"num_review_{verdict}": number for verdict, number in reviewed.items()},
+            precision=overall.precision,
+            recall=overall.recall,
+            is_uninformative=self.is_uninformative if has_voters else None,
+            can_be_believed=self.wrong is not None if has_voters else None,
+            **(self.unseen if has_voters else {}),
+            reversed_voters="; ".join(self.reversed) or None,
+            num_by_style=self.num_by_style if STYLE in self.voters else None,
+        )
+        for part in (self.wrong, self.self_test, self.annotators, self.panel):
+            numbers |= part.numbers() if part else {}
+        return numbers
 
 
 def summarise(
@@ -297,21 +276,18 @@ def summarise(
     splits = [[pair for pair in pairs if pair.split == split] for split in SPLITS]
     test = self_test_of(pairs, self_test)
     return Summary(
-        whole=_group("all pairs", pairs),
+        overall=_group("all pairs", pairs),
         by_split=[_group(s, part) for s, part in zip(SPLITS, splits, strict=True) if part],
-        by_category=sorted(categories, key=lambda g: (-g.num_wrong / g.num_pairs, g.name)),
+        by_category=sorted(categories, key=lambda g: (-g.num_looks_wrong / g.num_pairs, g.name)),
         num_members=len(pairs[0].differences),
         has_truth=all(pair.truth is not None for pair in pairs),
         is_in_sample=not voters and all(None not in pair.differences for pair in pairs),
-        voters=tuple(STRENGTH_NAMES.get(each, each) for each in voters),
+        voters=tuple(STRENGTH_NAMES.get(voter, voter) for voter in voters),
         num_by_style=_num_by_style(pairs, voters),
         self_test=test,
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
         wrong=_wrong(pairs) if test is not None and test.max_share_wrong is not None else None,
-        verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
-        num_dropped=sum(pair.weight == 0 for pair in pairs),
-        num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
-        num_smoothed=sum(pair.is_smoothed for pair in pairs),
+        verdicts={word: sum(pair.review == word for pair in pairs) for word in VERDICTS},
         reversed=tuple(_reversed(pairs, voters, num_external)),
         unseen=unseen or {},
         annotators=annotators_of(pairs),
@@ -326,11 +302,11 @@ def unseen_by(
     the answers' tokens that the sentence encoder does not know, and of whom, if anybody, reads only
     a part of what is longer than it takes, the share of the answers."""
     cut = [
-        f"{name}: {100 * (told['num_cut'] / told['num_answers']):.0f} % of the answers"
-        for name, told in zip(voters, summaries, strict=False)
-        if told.get("num_cut")
+        f"{name}: {100 * (summary['num_cut'] / summary['num_answers']):.0f} % of the answers"
+        for name, summary in zip(voters, summaries, strict=False)
+        if summary.get("num_cut")
     ]
-    unknown = max(told.get(UNKNOWN_TOKENS, 0.0) for told in summaries)
+    unknown = max(summary.get(UNKNOWN_TOKENS, 0.0) for summary in summaries)
     return {UNKNOWN_TOKENS: unknown} | ({"voters_that_cut": "; ".join(cut)} if cut else {})
 
 
@@ -365,24 +341,23 @@ def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:
 
 
 def _group(name: str, pairs: Sequence[AuditedPair]) -> Group:
-    looks_wrong = [pair for pair in pairs if pair.looks_wrong]
+    look_wrong = [pair for pair in pairs if pair.looks_wrong]
     precision = recall = None
     if all(pair.truth is not None for pair in pairs):
-        wrong = [pair for pair in pairs if _is_wrong(pair)]
-        precision = share_of_pairs([_is_wrong(pair) for pair in looks_wrong], looks_wrong)
+        wrong = [pair for pair in pairs if pair.is_wrong]
+        precision = share_of_pairs([pair.is_wrong for pair in look_wrong], look_wrong)
         recall = share_of_pairs([pair.looks_wrong for pair in wrong], wrong)
     return Group(
         name=name,
         num_pairs=len(pairs),
-        num_wrong=len(looks_wrong),
+        num_looks_wrong=len(look_wrong),
         num_disputed=sum(pair.is_disputed for pair in pairs),
         num_flipped=sum(pair.is_flipped for pair in pairs),
-        num_unsupported=sum(pair.is_flip_unsupported for pair in pairs),
+        num_unsupported_flips=sum(pair.is_flip_unsupported for pair in pairs),
         num_reviewed=sum(pair.review is not None for pair in pairs),
+        num_dropped=sum(pair.weight == 0 for pair in pairs),
+        num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
+        num_smoothed=sum(pair.is_smoothed for pair in pairs),
         precision=precision,
         recall=recall,
     )
-
-
-def _is_wrong(pair: AuditedPair) -> bool:
-    return pair.truth is not None and bool(pair.truth["is_wrong"])

@@ -56,27 +56,30 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
             raise ReportInputError(
                 f"seed {seed} has the policies {sorted(folders)}, the first seed {policies}"
             )
-        asked: dict[str, list[tuple[str, str | None]]] = {}
-        for index, name in enumerate(policies):
-            by_set = rows_by_set(folders[name] / "responses.jsonl")
+        expected: dict[str, list[tuple[str, str | None]]] = {}
+        for index, policy in enumerate(policies):
+            by_set = rows_by_set(folders[policy] / "responses.jsonl")
             prompts = {
-                each: [(row["prompt"], row.get("category")) for row in rows]
-                for each, rows in by_set.items()
+                name: [(row["prompt"], row.get("category")) for row in rows]
+                for name, rows in by_set.items()
             }
-            if prompts != (asked := asked or prompts):
-                raise ReportInputError(f"{name} of seed {seed} answered other prompts than SFT did")
-            for each, rows in by_set.items():
-                own = columns.setdefault(each, {})
+            if prompts != (expected := expected or prompts):
+                raise ReportInputError(
+                    f"{policy} of seed {seed} answered other prompts than SFT did"
+                )
+            for name, rows in by_set.items():
                 for measure in _measures(rows[0]):
-                    so_far = own.setdefault(measure, [[] for _ in policies])
-                    so_far[index] += [float(row[measure]) for row in rows]
-        for each, texts in asked.items():
-            seeds.setdefault(each, []).extend([place] * len(texts))
-            categories.setdefault(each, []).extend(category for _, category in texts)
+                    values = columns.setdefault(name, {}).setdefault(
+                        measure, [[] for _ in policies]
+                    )
+                    values[index] += [float(row[measure]) for row in rows]
+        for name, prompts_of_set in expected.items():
+            seeds.setdefault(name, []).extend([place] * len(prompts_of_set))
+            categories.setdefault(name, []).extend(category for _, category in prompts_of_set)
     return {
-        each: _answers(policies, seeds[each], categories[each], found)
-        for each, found in columns.items()
-        if each != LEFT_OUT
+        name: _answers(policies, seeds[name], categories[name], values)
+        for name, values in columns.items()
+        if name != LEFT_OUT
     }
 
 
@@ -99,14 +102,14 @@ def _answers(
     policies: list[str],
     seeds: list[int],
     categories: list[str | None],
-    found: dict[str, list[list[float]]],
+    columns: Mapping[str, list[list[float]]],
 ) -> Answers:
-    short = [name for name, rows in found.items() if {len(row) for row in rows} != {len(seeds)}]
+    short = [name for name, rows in columns.items() if {len(row) for row in rows} != {len(seeds)}]
     if short:
         raise ReportInputError(f"only some of the policies or seeds have {', '.join(short)}")
-    values = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in found.items()}
-    kl, length = values.pop("kl"), values.pop("length")
-    return Answers(policies, torch.tensor(seeds), categories, values, kl, length)
+    scores = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in columns.items()}
+    kl, length = scores.pop("kl"), scores.pop("length")
+    return Answers(policies, torch.tensor(seeds), categories, scores, kl, length)
 
 
 @dataclass(frozen=True)
@@ -147,34 +150,29 @@ def read_verdicts(
 def _outcomes(
     judge: str, name: str, rows: Sequence[Row], answers: Mapping[str, Answers], seeds: Sequence[int]
 ) -> Outcomes:
-    asked = {row["seed"] for row in rows}
-    if name not in answers or not asked <= set(seeds):
+    judged_seeds = {row["seed"] for row in rows}
+    if name not in answers or not judged_seeds <= set(seeds):
         raise ReportInputError(
-            f"the judge {judge} has judged the set {name!r} of seeds {sorted(asked)}; found are "
-            f"answers to {sorted(answers)} of seeds {list(seeds)}"
+            f"the judge {judge} has judged the set {name!r} of seeds {sorted(judged_seeds)}; found "
+            f"are answers to {sorted(answers)} of seeds {list(seeds)}"
         )
-    found = answers[name]
+    policies, seed_of = answers[name].policies, answers[name].seeds
     judged = {row[side] for row in rows for side in ("ours", "theirs")}
-    if judged != set(found.policies):
+    if judged != set(policies):
         raise ReportInputError(
             f"the judge {judge} has judged the policies {sorted(judged)}, found are answers of "
-            f"{found.policies}"
+            f"{policies}"
         )
-    starts = {seed: int((found.seeds < number).sum()) for number, seed in enumerate(seeds)}
+    starts = {seed: int((seed_of < number).sum()) for number, seed in enumerate(seeds)}
     places = torch.tensor([starts[row["seed"]] + row["place"] for row in rows])
     at, column = places.unique(return_inverse=True)
-    count = len(found.policies)
-    if len(rows) != len(at) * count * (count - 1) // 2:
+    if len(rows) != len(at) * len(policies) * (len(policies) - 1) // 2:
         raise ReportInputError(f"the judge {judge} has not judged every pair on every prompt")
-    index = {policy: number for number, policy in enumerate(found.policies)}
-    ours, theirs, verdict = (
-        torch.tensor(values)
-        for values in zip(
-            *((index[row["ours"]], index[row["theirs"]], row["verdict"]) for row in rows),
-            strict=True,
-        )
+    ours, theirs = (
+        torch.tensor([policies.index(row[side]) for row in rows]) for side in ("ours", "theirs")
     )
-    won = torch.zeros(count, count, len(at), dtype=torch.int8)
-    won[ours, theirs, column] = verdict.to(torch.int8)
-    won[theirs, ours, column] = -verdict.to(torch.int8)
+    verdict = torch.tensor([row["verdict"] for row in rows], dtype=torch.int8)
+    won = torch.zeros(len(policies), len(policies), len(at), dtype=torch.int8)
+    won[ours, theirs, column] = verdict
+    won[theirs, ours, column] = -verdict
     return Outcomes(judge, at, won)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,11 +56,11 @@ def methods_of(
     seed's artifacts are read and forgotten before the next.
     """
     judge = matrix.judges[0]
-    duels = {(d.place, d.ours): d for d in matrix.duels if d.theirs == START and d.judge == judge}
+    on_main, on_forget = (matrix.duels_on(place, judge) for place in (MAIN, FORGET))
     means = {row.policy: row.means for row in matrix.measured if row.place == MAIN}
     rated = {row.policy: row for row in matrix.rated if row.judge == judge}
-    budgets: dict[str, list[Budget]] = {}
-    paths: dict[str, list[Way]] = {}
+    budgets: dict[str, list[Budget]] = {name: [] for name in matrix.policies}
+    paths: dict[str, list[Way]] = {name: [] for name in matrix.policies}
     for seed in config.seeds:
         prefix = f"{seed}."
         folders = {k.removeprefix(prefix): v for k, v in inputs.items() if k.startswith(prefix)}
@@ -70,26 +70,24 @@ def methods_of(
             if entry.role.startswith(prefix)
         ]
         for name in matrix.policies:
-            found = Artifacts(folders)  # of one policy at a time: it remembers what it reads
-            budget = budget_of(found, lineage, f"policy_{name}", f"eval_{name}")
-            path = _path(found, name, judge)
-            if budget is not None:
-                budgets.setdefault(name, []).append(budget)
-            if path is not None:
-                paths.setdefault(name, []).append(path)
-    found_methods = [
+            artifacts = Artifacts(folders)  # of one policy at a time: it remembers what it reads
+            budget = budget_of(artifacts, lineage, f"policy_{name}", f"eval_{name}")
+            path = _path(artifacts, name, judge)
+            budgets[name] += [] if budget is None else [budget]
+            paths[name] += [] if path is None else [path]
+    methods = [
         Method(
             name,
             means[name],
             rated[name],
-            duels.get((MAIN, name)),
-            duels.get((FORGET, name)),
-            _mean_budget(budgets.get(name, [])),
-            _mean_path(paths.get(name, [])),
+            on_main.get((name, START)),
+            on_forget.get((name, START)),
+            _mean_budget(budgets[name]),
+            _mean_path(paths[name]),
         )
         for name in matrix.policies
     ]
-    return sorted(found_methods, key=lambda method: -method.rated.rating.value)
+    return sorted(methods, key=lambda method: -method.rated.rating.value)
 
 
 def _path(artifacts: Artifacts, name: str, judge: str) -> Way | None:
@@ -98,27 +96,24 @@ def _path(artifacts: Artifacts, name: str, judge: str) -> Way | None:
     if judge in best:
         return best["kl_bound"], best[judge]
     curve = training_curve(artifacts, f"policy_{name}", judge == "gold")
-    if curve is None or not curve.gold:
-        return None
-    return smooth(curve.kl), smooth(curve.gold)
+    return (smooth(curve.kl), smooth(curve.gold)) if curve and curve.gold else None
 
 
-def _mean_budget(found: Sequence[Budget]) -> Budget | None:
-    if not found:
-        return None
-    first, *_ = values = [asdict(budget) for budget in found]
-    means: dict[str, Any] = {name: fmean(value[name] for value in values) for name in first}
-    counts = {name: round(means[name]) for name, value in first.items() if isinstance(value, int)}
-    return Budget(**means | counts)
+def _mean_budget(budgets: Sequence[Budget]) -> Budget | None:
+    means: dict[str, Any] = {}
+    for field in fields(Budget) if budgets else ():
+        amounts = [getattr(budget, field.name) for budget in budgets]
+        mean = fmean(amounts)
+        means[field.name] = round(mean) if isinstance(amounts[0], int) else mean
+    return Budget(**means) if means else None
 
 
-def _mean_path(found: Sequence[Way]) -> Way | None:
+def _mean_path(paths: Sequence[Way]) -> Way | None:
     """Mean over seeds, up to where the shortest ends."""
-    if not found:
+    if not paths:
         return None
-    count = min(len(kl) for kl, _ in found)
     kl, score = (
-        [fmean(path[side][place] for path in found) for place in range(count)] for side in (0, 1)
+        [fmean(at) for at in zip(*sides, strict=False)] for sides in zip(*paths, strict=True)
     )
     return kl, score
 
@@ -135,61 +130,49 @@ class Answer:
 def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
     """Which methods are clearly better than SFT, which are not, and which is highest rated."""
     judge = matrix.judges[0]
-    trained = [method for method in methods if method.against_sft is not None]
+    trained = {method.words: method.against_sft for method in methods if method.against_sft}
     standing: dict[str, list[str]] = {"better": [], "not clear": [], "worse": []}
-    for method in trained:
-        assert method.against_sft is not None
-        standing[method.against_sft.net.standing].append(method.words)
-    better = standing["better"]
-    sentence = (
-        f"{len(better)} of {len(trained)} methods {'is' if len(better) == 1 else 'are'} clearly "
-        f"better than SFT by {MEASURE_NAMES[judge]}"
-        f"{': ' if better else ''}{'; '.join(better)}."
-    )
-    details = []
-    if standing["not clear"]:
-        details.append(f"Not clearly better or worse: {'; '.join(standing['not clear'])}.")
-    if standing["worse"]:
-        details.append(f"Clearly worse: {'; '.join(standing['worse'])}.")
-    details.append(_top(methods, matrix, judge))
+    for words, duel in trained.items():
+        standing[duel.net.standing].append(words)
+    better, worse = standing["better"], standing["worse"]
+    details = [
+        f"{words}: {'; '.join(names)}."
+        for words, names in (
+            ("Not clearly better or worse", standing["not clear"]),
+            ("Clearly worse", worse),
+        )
+        if names
+    ]
+    # Head to head, which the highest rated does not clearly beat.
+    first, duels = methods[0], matrix.duels_on(MAIN, judge)
+    level = [m.words for m in methods[1:] if duels[first.name, m.name].net.standing != "better"]
+    rest = f"does not clearly beat {'; '.join(level)}" if level else "clearly beats all others"
+    details.append(f"Highest rated is {first.words}; it {rest}.")
     details += [
         _describe_judge(name, methods, matrix)
         for name in matrix.judges
         if name not in MEASURE_NAMES
     ]
-    all_worse = len(standing["worse"]) == len(trained)
-    return Answer(sentence, details, "better" if better else "worse" if all_worse else "unclear")
-
-
-def _top(methods: Sequence[Method], matrix: WinMatrix, judge: str) -> str:
-    """Who is highest rated, and whom it does not clearly beat head to head."""
-    first = methods[0]
-    duels = {
-        duel.theirs: duel.net.standing
-        for duel in matrix.duels
-        if (duel.place, duel.judge, duel.ours) == (MAIN, judge, first.name)
-    }
-    level = [m.words for m in methods[1:] if duels[m.name] != "better"]
-    rest = (
-        f"it does not clearly beat {'; '.join(level)}" if level else "it clearly beats all others"
+    return Answer(
+        f"{len(better)} of {len(trained)} methods {'is' if len(better) == 1 else 'are'} clearly "
+        f"better than SFT by {MEASURE_NAMES[judge]}"
+        f"{': ' if better else ''}{'; '.join(better)}.",
+        details,
+        "better" if better else "worse" if len(worse) == len(trained) else "unclear",
     )
-    return f"Highest rated is {first.words}; {rest}."
 
 
 def _describe_judge(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
     """What a judge model says of the methods, and how far it is from who decides."""
-    standing = {
-        duel.ours: duel.net.standing
-        for duel in matrix.duels
-        if (duel.place, duel.judge, duel.theirs) == (MAIN, judge, START)
-    }
-    better = [method.words for method in methods if standing.get(method.name) == "better"]
+    duels = matrix.duels_on(MAIN, judge)
+    judged = [method for method in methods if (method.name, START) in duels]
+    better = [m.words for m in judged if duels[m.name, START].net.standing == "better"]
     decides = matrix.judges[0]
-    (found,) = (row for row in matrix.agreements if (row.first, row.second) == (decides, judge))
-    kappa = "" if found.kappa is None else tidy(f" (kappa {found.kappa.value:.2f})")
+    (row,) = (row for row in matrix.agreements if (row.first, row.second) == (decides, judge))
+    kappa = "" if row.kappa is None else tidy(f" (kappa {row.kappa.value:.2f})")
     return (
-        f"By the judge {judge} {len(better)} of {len(standing)} "
+        f"By the judge {judge} {len(better)} of {len(judged)} "
         f"{'is' if len(better) == 1 else 'are'} clearly better than SFT"
         f"{': ' if better else ''}{'; '.join(better)}. It gives the same verdict as "
-        f"{MEASURE_NAMES[decides]} in {100 * found.share.value:.0f} % of games{kappa}."
+        f"{MEASURE_NAMES[decides]} in {100 * row.share.value:.0f} % of games{kappa}."
     )

@@ -9,9 +9,9 @@ from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Answer, Method
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
-from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy, with_contents
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
-from trimtab.models.reporting.run.policies import Budget, budget_columns
+from trimtab.models.reporting.kit.html import number, render_page, tidy
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SCORE_LABELS, SETS
+from trimtab.models.reporting.run.policies import Budget
 from trimtab.models.reporting.run_tables import markdown
 from trimtab.models.statistics.measured import Spread
 
@@ -30,85 +30,60 @@ def render(
     seconds: float,
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment(
-        spread=spread,
-        net=net,
-        share=share,
-        whole=whole,
-        elo=elo,
-        kappa=kappa,
-        outcomes=outcomes,
-        shade=shade,
-        judge=judge_name,
-    )
-    grids = {
-        judge: {(d.ours, d.theirs): d for d in matrix.duels if (d.place, d.judge) == (MAIN, judge)}
-        for judge in matrix.judges
-    }
-    page = environment.get_template("compare.html.j2").render(
+    filters = {f.__name__: f for f in (spread, net, whole_points, elo, outcomes, shade, judge_name)}
+    return render_page(
+        "compare.html.j2",
+        filters,
         config=config,
-        judge=matrix.judges[0],
         judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
+        matrix=matrix,
         methods=methods,
         rows=table_rows(methods, matrix.judges[0]),
         answer=answer,
         drawn=charts,
         seconds=seconds,
-        grids=grids,
+        grids={judge: matrix.duels_on(MAIN, judge) for judge in matrix.judges},
         ratings={(row.judge, row.policy): row for row in matrix.rated},
         kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
-        agreements=matrix.agreements,
-        judge_models=matrix.judge_models,
-        has_forget=any(method.forget for method in methods),
-        **budget_columns(method.budget for method in methods),
-        stylesheet=stylesheet("base.css", "compare.css"),
     )
-    return with_contents(page, environment)
 
 
-def spread(found: Spread, digits: int = 3) -> str:
+def spread(mean: Spread, digits: int = 3) -> str:
     """A mean over seeds with their standard deviation, where there are several."""
-    more = f" ± {found.std:.{digits}f}" if len(found.by_seed) > 1 else ""
-    return tidy(f"{found.value:.{digits}f}{more}")
+    return tidy(f"{mean.value:.{digits}f}{_deviation(mean, digits)}")
 
 
-def net(found: Spread) -> str:
+def _deviation(mean: Spread, digits: int = 0, scale: float = 1) -> str:
+    return f" ± {scale * mean.std:.{digits}f}" if len(mean.by_seed) > 1 else ""
+
+
+def net(mean: Spread) -> str:
     """A difference of shares in points, its interval over prompts and its spread over seeds."""
-    more = f" ± {100 * found.std:.0f}" if len(found.by_seed) > 1 else ""
-    return tidy(f"{whole(found)} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]{more}")
+    ends = f"[{100 * mean.low:+.0f}, {100 * mean.high:+.0f}]"
+    return tidy(f"{whole_points(mean)} {ends}{_deviation(mean, scale=100)}")
 
 
 def outcomes(duel: Duel) -> str:
     """Shares of wins, ties and losses in percent, each with its interval."""
-    return f"win {share(duel.win)}, tie {share(duel.tie)}, lose {share(duel.lose)}"
+    shares = {"win": duel.win, "tie": duel.tie, "lose": duel.lose}
+    return ", ".join(f"{word} {number(share, '.0f', 100)}" for word, share in shares.items())
 
 
-def whole(found: Spread) -> str:
+def whole_points(mean: Spread) -> str:
     """A difference of shares in whole points."""
-    points = round(100 * found.value)
+    points = round(100 * mean.value)
     return tidy(f"{points:+d}") if points else "0"
 
 
-def share(found: Spread) -> str:
-    """A share in percent with its interval."""
-    return tidy(found.text(".0f", 100))
-
-
-def elo(found: Spread) -> str:
+def elo(rating: Spread) -> str:
     """A rating with its interval over prompts and its spread over seeds."""
-    more = f" ± {found.std:.0f}" if len(found.by_seed) > 1 else ""
-    return tidy(found.text(".0f") + more)
+    return tidy(rating.text(".0f") + _deviation(rating))
 
 
-def kappa(found: Spread) -> str:
-    """A kappa with its interval."""
-    return tidy(found.text(".2f"))
-
-
-def shade(found: Spread) -> str:
+def shade(mean: Spread) -> str:
     """A cell's colour: the stronger, the further from 0; half of all prompts is the strongest."""
-    strength = min(1.0, 2 * abs(found.value))
-    return f"rgba({BLUE if found.value > 0 else ORANGE}, {0.6 * strength:.2f})"
+    strength = min(1.0, 2 * abs(mean.value))
+    return f"rgba({BLUE if mean.value > 0 else ORANGE}, {0.6 * strength:.2f})"
 
 
 def judge_name(name: str) -> str:
@@ -122,15 +97,15 @@ def judge_name(name: str) -> str:
 
 def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
     """By sets of prompts, and by categories of the main ones, every policy against SFT."""
-    found: dict[str, dict[str, Duel]] = {}
+    kinds: dict[str, dict[str, Duel]] = {}
     for duel in matrix.duels:
         if (duel.judge, duel.theirs) == (judge, START):
-            found.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
+            kinds.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
     for category, duels in matrix.by_category.items():
-        own = {duel.ours: duel for duel in duels if duel.judge == judge}
-        if own:
-            found[f"main: {category}"] = own
-    return found
+        by_judge = {duel.ours: duel for duel in duels if duel.judge == judge}
+        if by_judge:
+            kinds[f"main: {category}"] = by_judge
+    return kinds
 
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
@@ -159,7 +134,7 @@ def _cells(method: Method, judge: str) -> dict[str, str]:
         "gold score" if judge == "gold" else "held-out score": spread(method.means[judge]),
         "win / tie / lose against SFT, %": " / ".join(f"{100 * s.value:.0f}" for s in shares),
         "wins − losses, points": "" if duel is None else net(duel.net),
-        "win rate at equal length, %": "" if controlled is None else share(controlled),
+        "win rate at equal length, %": "" if controlled is None else number(controlled, ".0f", 100),
         "KL, nats": spread(method.means["kl"], 2),
         "length, tokens": spread(method.means["length"], 1),
         FORGET_HEAD: " / ".join(f"{100 * s.value:.0f}" for s in lost),
@@ -201,7 +176,7 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
             "Lines: where PPO was while it trained (by what it sampled to learn from, so they need "
             "not end in the point), and the best of 1 … n answers of SFT.",
             f"KL to SFT (nats per answer), {SETS['main']}",
-            "mean gold score (0 to 1)" if judge == "gold" else "mean held-out score",
+            SCORE_LABELS[judge],
         )
 
 
@@ -213,18 +188,14 @@ def chart_against_sft(methods: Sequence[Method], judge: str) -> Chart:
         for place, method in enumerate(reversed(shown)):
             assert method.against_sft is not None
             net = method.against_sft.net
-            colour = STANDINGS[net.standing]
-            panel.axes.plot(
-                [100 * net.low, 100 * net.high], [place, place], color=colour, linewidth=3
-            )
             seeds = [100 * value for value in net.by_seed]
-            panel.axes.plot(
-                seeds, [place] * len(seeds), "o", color=colour, alpha=0.45, markersize=4
-            )
-            panel.axes.plot(
-                [100 * net.value], [place], "D", color=colour, markersize=7,
-                markeredgecolor="white",
-            )  # fmt: skip
+            for points, marker, look in (
+                ([100 * net.low, 100 * net.high], "-", {"linewidth": 3}),
+                (seeds, "o", {"alpha": 0.45, "markersize": 4}),
+                ([100 * net.value], "D", {"markersize": 7, "markeredgecolor": "white"}),
+            ):
+                places, colour = [place] * len(points), STANDINGS[net.standing]
+                panel.axes.plot(points, places, marker, color=colour, **look)
         panel.axes.set_yticks(range(len(shown)), [method.words for method in reversed(shown)])
         return panel.chart(
             f"Wins minus losses against SFT, by {MEASURE_NAMES[judge]}, on {SETS['main']}.",

@@ -111,6 +111,10 @@ class WinMatrix:
     agreements: list[Agreement]
     judge_models: dict[str, dict[str, Any]]
 
+    def duels_on(self, place: str, judge: str) -> dict[tuple[str, str], Duel]:
+        """By both policies' names."""
+        return {(d.ours, d.theirs): d for d in self.duels if (d.place, d.judge) == (place, judge)}
+
     def to_json(self) -> dict[str, Any]:
         """Plain values that `json.dumps` takes."""
         return asdict(self)
@@ -130,160 +134,128 @@ def build_win_matrix(
     """Compare every two policies on every set. Raises ReportInputError without main prompts."""
     if MAIN not in answers:
         raise ReportInputError(f"no answers to the set {MAIN!r}; found {sorted(answers)}")
+    judged = {
+        place: [*outcomes_by_scores(part, config.tie_margin), *(verdicts or {}).get(place, [])]
+        for place, part in answers.items()
+    }
+    # The held-out reward models one by one count in agreement only.
+    shown = {
+        place: [o for o in outcomes if o.judge in MEASURES or not o.judge.startswith("judge_")]
+        for place, outcomes in judged.items()
+    }
     duels, measured = [], []
-    for place, found in answers.items():
-        bootstrap = Bootstrap(found.seeds, config.num_resamples, config.seed)
-        for judged in _shown(_judged(place, found, config, verdicts)):
-            duels += _duels(place, judged, found, config)
-        measured += _measured(place, found, bootstrap)
+    for place, part in answers.items():
+        for outcomes in shown[place]:
+            duels += _duels(place, outcomes, part, config)
+        bootstrap = Bootstrap(part.seeds, config.num_resamples, config.seed)
+        values = {name: part.scores[name] for name in MEASURES if name in part.scores}
+        values |= {"kl": part.kl, "length": part.length}
+        means = {name: bootstrap.means(rows) for name, rows in values.items()}
+        for index, policy in enumerate(part.policies):
+            of_policy = {name: rows[index] for name, rows in means.items()}
+            measured.append(Measured(place, policy, of_policy))
     main = answers[MAIN]
-    on_main = _judged(MAIN, main, config, verdicts)
     return WinMatrix(
         main.policies,
-        [judged.judge for judged in _shown(on_main)],
+        [outcomes.judge for outcomes in shown[MAIN]],
         duels,
-        _compute_by_category(_shown(on_main), main, config),
+        _duels_by_category(shown[MAIN], main, config),
         measured,
-        [row for judged in _shown(on_main) for row in _rate(judged, main, config)],
-        _agreements(on_main, main, config),
+        [rated for outcomes in shown[MAIN] for rated in _rate(outcomes, main, config)],
+        _agreements(judged[MAIN], main, config),
         dict(judge_models or {}),
     )
 
 
-def _judged(
-    place: str, answers: Answers, config: WinMatrixConfig, verdicts: Verdicts | None
-) -> list[Outcomes]:
-    return [*outcomes_by_scores(answers, config.tie_margin), *(verdicts or {}).get(place, [])]
-
-
-def _shown(judged: Sequence[Outcomes]) -> list[Outcomes]:
-    """Without the held-out reward models one by one, which count in agreement only."""
-    return [
-        each for each in judged if each.judge in MEASURES or not each.judge.startswith("judge_")
-    ]
-
-
 def _duels(
     place: str,
-    judged: Outcomes,
+    outcomes: Outcomes,
     answers: Answers,
     config: WinMatrixConfig,
-    rivals: Sequence[str] | None = None,
+    rivals: Sequence[str] = (),
 ) -> list[Duel]:
     """Every policy against every other, or against some `rivals` only."""
-    bootstrap = Bootstrap(answers.seeds[judged.at], config.num_resamples, config.seed)
-    found = []
+    bootstrap = Bootstrap(answers.seeds[outcomes.at], config.num_resamples, config.seed)
+    duels, allowed = [], rivals or answers.policies
     for i, ours in enumerate(answers.policies):
-        others = [
-            j
-            for j, theirs in enumerate(answers.policies)
-            if j != i and (rivals is None or theirs in rivals)
-        ]
+        others = [j for j, theirs in enumerate(answers.policies) if j != i and theirs in allowed]
         if not others:
             continue
-        won = judged.won[i, others]
+        won = outcomes.won[i, others]
         shares = [bootstrap.shares(won == outcome) for outcome in (1, 0, -1)]
         for j, *spreads in zip(others, *shares, bootstrap.nets(won), strict=True):
-            found.append(Duel(place, judged.judge, ours, answers.policies[j], *spreads))
-    return found
+            duels.append(Duel(place, outcomes.judge, ours, answers.policies[j], *spreads))
+    return duels
 
 
-def _compute_by_category(
+def _duels_by_category(
     judged: Sequence[Outcomes], answers: Answers, config: WinMatrixConfig
 ) -> dict[str, list[Duel]]:
     """Every policy against SFT on the main prompts of each category."""
     names = sorted({category for category in answers.categories if category is not None})
-    found: dict[str, list[Duel]] = {}
+    duels: dict[str, list[Duel]] = {}
     for name in names if len(names) > 1 else []:
         of_category = torch.tensor([category == name for category in answers.categories])
-        for each in judged:
-            here = of_category[each.at]
-            if bool(here.any()):
-                part = Outcomes(each.judge, each.at[here], each.won[..., here])
-                found.setdefault(name, []).extend(_duels(MAIN, part, answers, config, [START]))
-    return found
+        for outcomes in judged:
+            at, won = outcomes.at, outcomes.won
+            is_in = of_category[at]
+            if bool(is_in.any()):
+                part = Outcomes(outcomes.judge, at[is_in], won[..., is_in])
+                duels.setdefault(name, []).extend(_duels(MAIN, part, answers, config, [START]))
+    return duels
 
 
-def _measured(place: str, answers: Answers, bootstrap: Bootstrap) -> list[Measured]:
-    values = {name: answers.scores[name] for name in MEASURES if name in answers.scores}
-    values |= {"kl": answers.kl, "length": answers.length}
-    means = {name: bootstrap.means(rows) for name, rows in values.items()}
-    return [
-        Measured(place, policy, {name: rows[index] for name, rows in means.items()})
-        for index, policy in enumerate(answers.policies)
-    ]
-
-
-def _rate(judged: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Rated]:
+def _rate(outcomes: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Rated]:
     """Every policy, by what one judge says of the prompts it has judged."""
-    seeds = answers.seeds[judged.at]
+    seeds, judge = answers.seeds[outcomes.at], outcomes.judge
     bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
-    ratings = _ratings(judged.won, seeds, config)
     start = answers.policies.index(START)
-    found = []
-    for index, (policy, rating) in enumerate(zip(answers.policies, ratings, strict=True)):
+    ratings = []
+    for index, rating in enumerate(_ratings(outcomes.won, seeds, config)):
+        policy = answers.policies[index]
         if policy == START:
-            found.append(Rated(judged.judge, policy, rating, None, None, None))
+            ratings.append(Rated(judge, policy, rating, None, None, None))
             continue
-        outcomes = judged.won[index, start]
-        won = (outcomes.double() + 1) / 2
-        longer = (answers.length[index] - answers.length[start])[judged.at]
+        against_start = outcomes.won[index, start]
+        won = (against_start.double() + 1) / 2
+        longer = (answers.length[index] - answers.length[start])[outcomes.at]
 
         def controlled(places: Tensor, won: Tensor = won, longer: Tensor = longer) -> float:
             return float(length_controlled_win_rate(won[places], longer[places])[0])
 
-        _, effect = length_controlled_win_rate(won, longer)
-        found.append(
-            Rated(
-                judged.judge,
-                policy,
-                rating,
-                _ties_as_half(bootstrap.nets(outcomes[None])[0]),
-                bootstrap.spread(controlled, NUM_REGRESSIONS),
-                float(effect["length_effect"]),
-            )
-        )
-    return found
-
-
-def _ties_as_half(net: Spread) -> Spread:
-    """Wins, with ties as half, of wins less losses."""
-    low, value, high = ((each + 1) / 2 for each in (net.low, net.value, net.high))
-    return Spread(value, low, high, [(each + 1) / 2 for each in net.by_seed])
+        net = bootstrap.nets(against_start[None])[0]
+        # Wins, with ties as half, of wins less losses.
+        low, value, high = ((number + 1) / 2 for number in (net.low, net.value, net.high))
+        plain = Spread(value, low, high, [(number + 1) / 2 for number in net.by_seed])
+        rate = bootstrap.spread(controlled, NUM_REGRESSIONS)
+        effect = float(length_controlled_win_rate(won, longer)[1]["length_effect"])
+        ratings.append(Rated(judge, policy, rating, plain, rate, effect))
+    return ratings
 
 
 def _ratings(won: Tensor, seeds: Tensor, config: WinMatrixConfig) -> list[Spread]:
-    count = len(won)
-    games, prompts = _games(won)
+    count, _, num_prompts = won.shape
+    # Games (M, 3) of every two policies once, and the prompt (M,) that each is on.
+    first, second = torch.triu_indices(count, count, offset=1)
+    pairs = torch.stack([first, second], 1).repeat_interleave(num_prompts, 0)
+    games = torch.cat([pairs, won[first, second].reshape(-1, 1).long()], 1)
+    prompts = torch.arange(num_prompts).repeat(len(first))
     middle, low, high = rating_intervals(
         games, count, clusters=prompts, num_resamples=config.num_resamples, seed=config.seed
     )
-    of_game = seeds[prompts]
-    by_seed = torch.stack(
-        [
-            bradley_terry_ratings(wins_of(games[of_game == seed], count), 0.1)
-            for seed in seeds.unique()
-        ],
-        1,
-    )
-    columns = zip(middle.tolist(), low.tolist(), high.tolist(), by_seed.tolist(), strict=True)
-    return [Spread(*row) for row in columns]
-
-
-def _games(outcomes: Tensor) -> tuple[Tensor, Tensor]:
-    """Games (M, 3) of every two policies once, and the prompt (M,) that each is on."""
-    count, _, num_prompts = outcomes.shape
-    first, second = torch.triu_indices(count, count, offset=1)
-    pairs = torch.stack([first, second], 1).repeat_interleave(num_prompts, 0)
-    won = outcomes[first, second].reshape(-1, 1).long()
-    return torch.cat([pairs, won], 1), torch.arange(num_prompts).repeat(len(first))
+    by_seed = [
+        bradley_terry_ratings(wins_of(games[seeds[prompts] == seed], count), 0.1)
+        for seed in seeds.unique()
+    ]
+    columns = (middle.tolist(), low.tolist(), high.tolist(), torch.stack(by_seed, 1).tolist())
+    return [Spread(*row) for row in zip(*columns, strict=True)]
 
 
 def _agreements(
     judged: Sequence[Outcomes], answers: Answers, config: WinMatrixConfig
 ) -> list[Agreement]:
     """Every two who judge; not the mean of the held-out reward models and one that it is of."""
-    found = []
+    agreements = []
     for first, second in combinations(judged, 2):
         if first.judge == MEAN and second.judge.startswith("judge_"):
             continue
@@ -291,10 +263,10 @@ def _agreements(
         if bool(both.any()):
             at = first.at[both]
             tables = _tables(first.won[..., both], second.won[..., torch.isin(second.at, at)])
-            found.append(
-                _agreement_of(first.judge, second.judge, tables, answers.seeds[at], config)
-            )
-    return found
+            share, kappa = _agreement(tables, answers.seeds[at], config)
+            num_games = round(float(tables.sum()))
+            agreements.append(Agreement(first.judge, second.judge, num_games, share, kappa))
+    return agreements
 
 
 def _tables(first: Tensor, second: Tensor) -> Tensor:
@@ -307,26 +279,24 @@ def _tables(first: Tensor, second: Tensor) -> Tensor:
     return tables.reshape(num_prompts, 3, 3)
 
 
-def _agreement_of(
-    first: str, second: str, tables: Tensor, seeds: Tensor, config: WinMatrixConfig
-) -> Agreement:
+def _agreement(
+    tables: Tensor, seeds: Tensor, config: WinMatrixConfig
+) -> tuple[Spread, Spread | None]:
+    """The share of equal verdicts, and Cohen's kappa; tables as of `_tables`."""
     bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
-    resampled = kappa_of_counts((bootstrap.counts @ tables.reshape(-1, 9)).reshape(-1, 3, 3))
-    whole = kappa_of_counts(tables.sum(0))
-    by_seed = kappa_of_counts(torch.stack([tables[own].sum(0) for own in bootstrap.of_seed]))
-    hits = tables.diagonal(dim1=1, dim2=2).sum(1)
-    share = Spread(float(whole[0]), *_share_interval(hits, tables.sum((1, 2))), by_seed[0].tolist())
-    kappa = None
-    if not bool(whole[1].isnan()):
-        low, high = percentile_ends(resampled[1]).tolist()
-        kappa = Spread(float(whole[1]), low, high, by_seed[1][~by_seed[1].isnan()].tolist())
-    return Agreement(first, second, round(float(tables.sum())), share, kappa)
-
-
-def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
-    """Of the share of games that are hits; those of a prompt, (n,) each, are a cluster."""
-    prompts = torch.arange(len(hits)).repeat_interleave(games.long())
-    place = torch.cat([torch.arange(number) for number in games.long().tolist()])
+    share, kappa = kappa_of_counts(tables.sum(0))
+    shares, kappas = kappa_of_counts(
+        torch.stack([tables[rows].sum(0) for rows in bootstrap.of_seed])
+    )
+    # Of the share of games that agree; those of a prompt are a cluster.
+    games, hits = tables.sum((1, 2)).long(), tables.diagonal(dim1=1, dim2=2).sum(1)
+    prompts = torch.arange(len(hits)).repeat_interleave(games)
+    place = torch.cat([torch.arange(number) for number in games.tolist()])
     verdicts = (place < hits[prompts]).double()
-    share = float(verdicts.mean())
-    return wilson_interval(share, effective_count(verdicts, prompts))
+    ends = wilson_interval(float(verdicts.mean()), effective_count(verdicts, prompts))
+    of_share = Spread(float(share), *ends, shares.tolist())
+    if bool(kappa.isnan()):
+        return of_share, None
+    resampled = kappa_of_counts((bootstrap.counts @ tables.reshape(-1, 9)).reshape(-1, 3, 3))
+    low, high = percentile_ends(resampled[1]).tolist()
+    return of_share, Spread(float(kappa), low, high, kappas[~kappas.isnan()].tolist())

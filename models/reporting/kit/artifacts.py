@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ class Artifacts:
     """The inputs of the report by role. Every role but `preferences` is optional."""
 
     inputs: dict[str, Path]
-    _cache: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _cache: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "preferences" not in self.inputs:
@@ -53,17 +53,19 @@ class Artifacts:
 
     def rows(self, role: str, name: str) -> list[Row]:
         """Rows of one file of a role; empty where role or file is absent."""
-        path = self.inputs.get(role, Path("/nonexistent")) / name
         if (role, name) not in self._cache:
+            path = self._path(role, name)
             self._cache[role, name] = read_rows(path) if path.is_file() else []
-        rows: list[Row] = self._cache[role, name]
-        return rows
+        return self._cache[role, name]
 
     def document(self, role: str, name: str) -> Row:
         """One JSON file of a role; empty where role or file is absent."""
-        path = self.inputs.get(role, Path("/nonexistent")) / name
-        value: Row = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return value
+        path = self._path(role, name)
+        document: Row = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return document
+
+    def _path(self, role: str, name: str) -> Path:
+        return self.inputs.get(role, Path("/nonexistent")) / name
 
     def pairs(self, split: str) -> list[Row]:
         """Raw pairs of a split."""
@@ -92,15 +94,15 @@ class Artifacts:
 
     def labelled_gaps(self, role: str) -> ScoredPairs:
         """Test pairs with the annotators' label as the better answer."""
-        return self._gaps(role, self.pairs("test"), {})
+        return self._gaps(role, self.pairs("test"), ())
 
     def clean_gaps(self, role: str) -> ScoredPairs:
         """Test pairs that are no near-ties, label put right by the gold scorer."""
         clear = [row for row in self.pairs("test") if is_clear(self.truth.get(row["id"]))]
-        wrong = {row["id"]: bool(self.truth[row["id"]]["is_wrong"]) for row in clear}
+        wrong = {row["id"] for row in clear if self.truth[row["id"]]["is_wrong"]}
         return self._gaps(role, clear, wrong)
 
-    def _gaps(self, role: str, pairs: Sequence[Row], turned: dict[str, bool]) -> ScoredPairs:
+    def _gaps(self, role: str, pairs: Sequence[Row], turned: Collection[str]) -> ScoredPairs:
         scores = self.scores(role, "test")
         missing = [row["id"] for row in pairs if row["id"] not in scores]
         if missing:
@@ -110,7 +112,7 @@ class Artifacts:
             )
         gaps = [
             (scores[row["id"]]["chosen_score"] - scores[row["id"]]["rejected_score"])
-            * (-1.0 if turned.get(row["id"], False) else 1.0)
+            * (-1.0 if row["id"] in turned else 1.0)
             for row in pairs
         ]
         return ScoredPairs(list(pairs), torch.tensor(gaps, dtype=torch.float64))

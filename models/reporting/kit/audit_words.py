@@ -47,20 +47,20 @@ def really_wrong(audit: Mapping[str, Any], count: float) -> str:
 
 def voters_warnings(audit: Mapping[str, Any]) -> list[str]:
     """Voters that do not vote as they should: reversed ones, and those that do not see all."""
-    found = []
+    warnings = []
     if reverse := audit.get("reversed_voters"):
-        found.append(
+        warnings.append(
             f"A voter prefers the answer labelled worse ({reverse}): are its signs reversed? Or "
             "the labels of the file?"
         )
     if (unknown := audit.get(UNKNOWN_TOKENS, 0.0)) >= MOST_UNKNOWN:
-        found.append(
+        warnings.append(
             f"The sentence encoder does not know {100 * unknown:.0f} % of the answers' tokens: it "
             f"can hardly read them. Name one of their language, such as --encoder {MULTILINGUAL}."
         )
     if cut := audit.get("voters_that_cut"):
-        found.append(f"A voter read only a part of what is longer than it takes ({cut}).")
-    return found
+        warnings.append(f"A voter read only a part of what is longer than it takes ({cut}).")
+    return warnings
 
 
 def reliability(audit: Mapping[str, Any]) -> list[str]:
@@ -109,31 +109,32 @@ def agreement(audit: Mapping[str, Any]) -> list[str]:
 def _describe_people(audit: Mapping[str, Any]) -> Iterator[str]:
     if "num_annotators" not in audit:
         return
-    people, several = (
-        int(audit[name]) for name in ("num_annotators", "num_pairs_of_several_annotators")
+    several = int(audit["num_pairs_of_several_annotators"])
+    start = (
+        f"{int(audit['num_annotators']):,} annotators labelled "
+        f"{int(audit['num_annotated_pairs']):,} different pairs"
     )
-    said = f"{people:,} annotators labelled {int(audit['num_annotated_pairs']):,} different pairs"
     if not several:
-        yield f"{said}, each pair one of them: how far they agree is not known."
+        yield f"{start}, each pair one of them: how far they agree is not known."
         return
     alpha = audit.get("krippendorff_alpha")
     agree = "" if alpha is None else f" Krippendorff's alpha is {alpha:.2f}."
     yield (
-        f"{said}, {several:,} of them by several.{agree} The lowest accuracy of an annotator by "
+        f"{start}, {several:,} of them by several.{agree} The lowest accuracy of an annotator by "
         f"Dawid-Skene is {100 * audit['lowest_annotator_accuracy']:.1f} %."
     )
 
 
 def _describe_judges(audit: Mapping[str, Any]) -> Iterator[str]:
-    names = [found[1] for key in audit if (found := OF_A_JUDGE.fullmatch(key))]
+    names = [match[1] for key in audit if (match := OF_A_JUDGE.fullmatch(key))]
     for name in names:
-        votes, asked = (int(audit[f"judge_{name}_num_{what}"]) for what in ("votes", "judged"))
-        said = f"Judge {name} votes on {votes:,} of {asked:,} pairs"
+        votes, pairs = (int(audit[f"judge_{name}_num_{of}"]) for of in ("votes", "judged"))
+        sentence = f"Judge {name} votes on {votes:,} of {pairs:,} pairs"
         if (share := audit.get(f"judge_{name}_for_label")) is not None:
-            said += f", for the label on {100 * share:.1f} % of them"
+            sentence += f", for the label on {100 * share:.1f} % of them"
         if (share := audit.get(f"judge_{name}_same_in_both_orders")) is not None:
-            said += f"; its answer is the same in both orders on {100 * share:.1f} %"
-        yield f"{said}."
+            sentence += f"; its answer is the same in both orders on {100 * share:.1f} %"
+        yield f"{sentence}."
     if (alpha := audit.get("judges_krippendorff_alpha")) is not None:
         yield f"Krippendorff's alpha of the {len(names)} judges' votes is {alpha:.2f}."
 
@@ -141,10 +142,10 @@ def _describe_judges(audit: Mapping[str, Any]) -> Iterator[str]:
 def changes_made(audit: Mapping[str, Any]) -> Iterator[str]:
     """What a person said of the labels, and what was changed; nothing where nothing was."""
     if audit.get("num_reviewed"):
-        said = [f"{int(audit[f'num_review_{v}']):,} {words}" for v, words in VERDICT_WORDS.items()]
+        counts = [f"{int(audit[f'num_review_{v}']):,} {word}" for v, word in VERDICT_WORDS.items()]
         yield (
             f"A person looked at {int(audit['num_reviewed']):,} of {int(audit['num_pairs']):,} "
-            f"labels: {', '.join(said)}."
+            f"labels: {', '.join(counts)}."
         )
     done = {
         "turned round": audit.get("num_flipped"),

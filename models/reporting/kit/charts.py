@@ -116,25 +116,24 @@ class Panel:
     """A figure of one axes, to be used as a context: its look holds inside, `chart` ends it."""
 
     def __init__(self, height: float = HEIGHT, width: float = WIDTH) -> None:
-        self._size = (width, height)
-        self._context = rc_context(LOOK)
+        self._size, self._look = (width, height), rc_context(LOOK)
 
     def __enter__(self) -> Panel:
-        self._context.__enter__()
+        self._look.__enter__()
         self.figure = Figure(figsize=self._size)
         self.axes: Axes = self.figure.subplots()
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._context.__exit__(*details)
+        self._look.__exit__(*details)
 
     def errorbars(
         self, x: Sequence[float], measured: Sequence[Interval], scale: float = 1, **look: Any
     ) -> None:
         """Values with their intervals, each times `scale`."""
-        below = [scale * (one.value - one.low) for one in measured]
-        above = [scale * (one.high - one.value) for one in measured]
-        values = [scale * one.value for one in measured]
+        values = [scale * interval.value for interval in measured]
+        below = [scale * (interval.value - interval.low) for interval in measured]
+        above = [scale * (interval.high - interval.value) for interval in measured]
         self.axes.errorbar(x, values, [below, above], **look)
 
     def stacked_bars(
@@ -188,34 +187,34 @@ def _hover_values(axes: Axes) -> dict[str, list[str]]:
 
     Bars show their length; lines get invisible points on them, as a line has no place to rest on.
     """
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     lines: list[tuple[Line2D, object]] = []
     for container in axes.containers:
         if isinstance(container, BarContainer):
-            for bar, text in zip(container.patches, _bar_texts(axes, container), strict=True):
-                bar.set_gid(f"value-{len(found)}")
-                found[str(bar.get_gid())] = [text]
+            for bar, words in zip(container.patches, _bar_texts(axes, container), strict=True):
+                bar.set_gid(f"value-{len(texts)}")
+                texts[str(bar.get_gid())] = [words]
         elif isinstance(container, ErrorbarContainer) and container[0] is not None:
             lines.append((container[0], container.get_label()))
     of_containers = {id(line) for line, _ in lines}
     for line in axes.lines:
-        label = line.get_label()
-        is_named = not str(label).startswith("_")
-        if id(line) not in of_containers and (is_named or _has_marker(line)):
-            lines.append((line, label))
+        has_marker = str(line.get_marker()) not in ("None", "", " ")
+        is_named = not str(line.get_label()).startswith("_")
+        if id(line) not in of_containers and (has_marker or is_named):
+            lines.append((line, line.get_label()))
     for line, label in lines:
         if line.get_transform() != axes.transData:
             continue  # spans the axes: a mark, not a curve
         x, y = np.asarray(line.get_xydata(), dtype=float).T
         every = max(1, -(-len(x) // MAX_HOVER_POINTS))
-        kept = [at for at in range(0, len(x), every) if isfinite(x[at]) and isfinite(y[at])]
-        points = axes.scatter(x[kept], y[kept], s=70, alpha=0.0, linewidths=0, zorder=9)
-        points.set_gid(f"value-{len(found)}")
+        shown = [at for at in range(0, len(x), every) if isfinite(x[at]) and isfinite(y[at])]
+        points = axes.scatter(x[shown], y[shown], s=70, alpha=0.0, linewidths=0, zorder=9)
+        points.set_gid(f"value-{len(texts)}")
         name = "" if str(label).startswith("_") else f"{label}: "
-        found[str(points.get_gid())] = [
-            f"{name}{_read(axes.yaxis, y[at])} at {_read(axes.xaxis, x[at])}" for at in kept
+        texts[str(points.get_gid())] = [
+            f"{name}{_read(axes.yaxis, y[at])} at {_read(axes.xaxis, x[at])}" for at in shown
         ]
-    return found
+    return texts
 
 
 def _bar_texts(axes: Axes, bars: BarContainer) -> list[str]:
@@ -225,8 +224,8 @@ def _bar_texts(axes: Axes, bars: BarContainer) -> list[str]:
     axis = axes.yaxis if is_flat else axes.xaxis
     texts = []
     for bar in bars.patches:
-        place = bar.get_y() + bar.get_height() / 2 if is_flat else bar.get_x() + bar.get_width() / 2
-        length = bar.get_width() if is_flat else bar.get_height()
+        x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
+        place, length = (y + height / 2, width) if is_flat else (x + width / 2, height)
         texts.append(f"{name}{_read(axis, place)}: {_number(length)}")
     return texts
 
@@ -241,10 +240,6 @@ def _read(axis: Axis, value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _has_marker(line: Line2D) -> bool:
-    return str(line.get_marker()) not in ("None", "", " ")
 
 
 def _with_titles(svg: bytes, values: Mapping[str, Sequence[str]]) -> bytes:
@@ -272,8 +267,5 @@ def _with_titles(svg: bytes, values: Mapping[str, Sequence[str]]) -> bytes:
 def smooth(values: Sequence[float], width: int = 5) -> list[float]:
     """Centred moving average, narrower at the ends."""
     half = width // 2
-    result = []
-    for index in range(len(values)):
-        part = values[max(0, index - half) : index + half + 1]
-        result.append(sum(part) / len(part))
-    return result
+    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return [sum(part) / len(part) for part in parts]

@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trimtab.models.reporting import static, templates
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
+from trimtab.models.statistics.measured import Estimate, Interval
 
 FEW = 50  # below it a share is told as a count
 
@@ -30,9 +31,15 @@ def new_environment(**filters: Callable[..., str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["next_number"] = count().__next__
-    own = (percent, share_of, counted, number, points, thousands, tidy)
-    environment.filters |= {each.__name__: each for each in own} | filters
+    environment.globals |= {
+        "next_number": count().__next__,
+        "stylesheet": stylesheet,
+        "sets": SETS,
+        "measure_names": MEASURE_NAMES,
+        "strength_names": STRENGTH_NAMES,
+    }
+    shared = (percent, share_of, counted, number, points, thousands, tidy, policy_name)
+    environment.filters |= {shown.__name__: shown for shown in shared} | filters
     return environment
 
 
@@ -41,37 +48,39 @@ _SECTION = re.compile(r'<h2 id="([\w-]+)">([^<]+) <a class="up"')
 _CONTENTS = "<!--contents-->"
 
 
-def with_contents(html: str, environment: Environment) -> str:
-    """The page with a list of its sections where its template says so."""
-    sections = [(name, Markup(title)) for name, title in _SECTION.findall(html)]
-    listed = environment.get_template("contents.html.j2").render(sections=sections)
-    return html.replace(_CONTENTS, listed if sections else "", 1)
+def render_page(name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
+    """A template as HTML, with a list of its sections where it says so."""
+    environment = new_environment(**filters)
+    html = environment.get_template(name).render(**values)
+    sections = [(section, Markup(title)) for section, title in _SECTION.findall(html)]
+    contents = environment.get_template("contents.html.j2")
+    return html.replace(_CONTENTS, contents.render(sections=sections) if sections else "", 1)
 
 
 # Where a page has room to say how it was made.
 MADE = "<!--made-->"
 
 
-def stamp(page: Path, made: Mapping[str, str], links: Mapping[str, str]) -> None:
+def stamp(page: Path, provenance: Mapping[str, str], links: Mapping[str, str]) -> None:
     """Write into a page when, where and how it was made, and where to go from it.
 
     That is done as a report is laid out, not by its stage, as an artifact's bytes depend on its
     inputs alone.
 
-    made: `at`, `version`, `host`, and `commit` and `command`, empty where they are not known;
+    provenance: `at`, `version`, `host`, and `commit` and `command`, empty where they are not known;
     `reviewed`, what came of a person's review of the labels, if there was one.
     links: words to a file beside the page, or to an address of http or https; nothing else becomes
     a link.
     """
-    kept = {
+    safe = {
         words: address
         for words, address in links.items()
         if address.startswith(("http://", "https://")) or (page.parent / address).is_file()
     }
-    told = new_environment().get_template("made.html.j2").render(made=made, links=kept)
+    text = new_environment().get_template("made.html.j2").render(made=provenance, links=safe)
     # The page may be a link to the store's own file, which stays as it is.
     stamped = page.with_name(f".{page.name}")
-    stamped.write_text(page.read_text("utf-8").replace(MADE, told, 1), "utf-8")
+    stamped.write_text(page.read_text("utf-8").replace(MADE, text, 1), "utf-8")
     stamped.replace(page)
 
 
@@ -88,7 +97,7 @@ def stylesheet(*names: str) -> Markup:
 def tidy(text: str) -> str:
     """Real minus signs, and intervals that do not break across lines."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-    return re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), text)
+    return re.sub(r"\[[^\]]*\]", lambda ends: ends.group().replace(" ", "\u00a0"), text)
 
 
 def thousands(value: float, digits: int = 0) -> str:
@@ -113,9 +122,9 @@ def share_of(estimate: Estimate) -> str:
     return counted(estimate) + (" of" if estimate.count >= FEW else "")
 
 
-def number(estimate: Estimate | None, form: str = ".3f") -> str:
-    """A number with its interval."""
-    return tidy(estimate.text(form)) if estimate else "–"
+def number(estimate: Interval | None, form: str = ".3f", scale: float = 1) -> str:
+    """A number, times `scale`, with its interval."""
+    return tidy(estimate.text(form, scale)) if estimate else "–"
 
 
 def points(estimate: Estimate | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trimtab.models.config.arms import ARMS
 
 MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
+SCORE_LABELS = {"gold": "mean gold score (0 to 1)", "judge_score": "mean held-out score"}
 ONLY_BY_RULE = (
     "It did not win on the validation prompts; it is the champion only because this recipe "
     "promotes every round (rounds.promote=always)."
@@ -19,13 +20,7 @@ SETS = {
 }
 POLICY_NAMES = {"sft": "SFT (start)", **{name: arm.label for name, arm in ARMS.items()}}
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
-EMBEDDING_MODELS = (
-    "states_linear",
-    "embedding_linear",
-    "embedding_nearest",
-    "style",
-    "ratings",
-)
+EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest", "style", "ratings")
 # What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
 STRENGTH_NAMES = {
     "in_sample": "in-sample vote",
@@ -38,6 +33,11 @@ STRENGTH_NAMES = {
     "ratings": "the same answers in other pairs",
     "length": "difference in words",
 }
+
+
+def capitalised(text: str) -> str:
+    """A text whose first letter is a capital."""
+    return text[:1].upper() + text[1:]
 
 
 def policy_name(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS
 from trimtab.models.reporting.run.labels import LabelNoise, flip_word
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
 from trimtab.models.reporting.run.scorers import (
+    LABEL_NAMES,
     NAMES,
     Labels,
     answer_scores,
@@ -77,13 +79,13 @@ def all_of(parts: Sequence[Status]) -> Status:
 
 
 def claims(
-    artifacts: Artifacts, noise: Sequence[LabelNoise], found: Sequence[Policy], seed: int
+    artifacts: Artifacts, noise: Sequence[LabelNoise], policies: Sequence[Policy], seed: int
 ) -> list[Claim]:
     """The claims this run's artifacts can speak about."""
     return [
         *_noise_claim(noise, flip_word(artifacts)),
         *_scorer_claims(artifacts, seed),
-        *_policy_claims(artifacts, {policy.name: policy for policy in found}, seed),
+        *_policy_claims(artifacts, {policy.name: policy for policy in policies}, seed),
     ]
 
 
@@ -108,31 +110,28 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
         return
     has_clean = any(is_clear(artifacts.truth.get(row["id"])) for row in artifacts.pairs("test"))
     labels: Labels = "clean" if has_clean else "annotators"
-    told = "right labels" if has_clean else "annotators' labels"
     base, ours, advantage = (NAMES[key] for key in ("baseline", "relabelled", "advantage_model"))
     if artifacts.has(base) and artifacts.has(ours):
         gain = accuracy_difference(artifacts, ours, base, labels)
         yield Claim(
             "relabelling_helps",
-            f"Denoised labels make a reward model more accurate than raw ones on {told}",
+            "Denoised labels make a reward model more accurate than raw ones on "
+            + LABEL_NAMES[labels],
             status_of(gain, 0.0, "above"),
             {"accuracy_gain": gain},
         )
     if artifacts.has(ours) and artifacts.has(advantage):
         better = ece_difference(artifacts, advantage, ours, "annotators", seed)
-        kept = accuracy_difference(artifacts, advantage, ours, labels)
-        parts = (
-            status_of(better, 0.0, "below"),
-            status_of(kept, -MAX_ACCURACY_LOST, "above", or_equal=True),
-        )
-        measured = {"ece_change": better, "accuracy_change": kept}
+        lost = accuracy_difference(artifacts, advantage, ours, labels)
+        measured = {"ece_change": better, "accuracy_change": lost}
         if has_clean:
             measured["ece_change_clean"] = ece_difference(artifacts, advantage, ours, "clean", seed)
+        is_kept = status_of(lost, -MAX_ACCURACY_LOST, "above", or_equal=True)
         yield Claim(
             "advantage_model_calibrated",
             "The Advantage Model's calibration error (annotators' labels, equal width) is "
             "below the reward model's, at an accuracy no more than half a point lower",
-            all_of(parts),
+            all_of([status_of(better, 0.0, "below"), is_kept]),
             measured,
         )
         yield from _spread_claim(artifacts, advantage, ours, seed)
@@ -150,10 +149,9 @@ def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) ->
         )
         return ratio_of(a, within_a) - ratio_of(b, within_b) if is_ratio else a - b
 
-    lowest = -float("inf")
-    raw, ratio = (
+    spread, ratio = (
         biased_estimate(
-            partial(difference, is_ratio=is_ratio), len(which), seed, lowest=lowest, strata=which
+            partial(difference, is_ratio=is_ratio), len(which), seed, lowest=-inf, strata=which
         )
         for is_ratio in (False, True)
     )
@@ -161,34 +159,40 @@ def _spread_claim(artifacts: Artifacts, advantage: str, ours: str, seed: int) ->
         "advantage_model_comparable",
         "The Advantage Model's mean scores differ less between categories than the reward "
         "model's (the ratio divides by the spread within categories)",
-        status_of(raw, 0.0, "below"),
-        {"spread_change": raw, "spread_ratio_change": ratio},
+        status_of(spread, 0.0, "below"),
+        {"spread_change": spread, "spread_ratio_change": ratio},
     )
 
 
-def _policy_claims(artifacts: Artifacts, by_name: dict[str, Policy], seed: int) -> Iterator[Claim]:
-    full, vanilla = by_name.get("full"), by_name.get("vanilla")
+def _policy_claims(
+    artifacts: Artifacts, policies: Mapping[str, Policy], seed: int
+) -> Iterator[Claim]:
+    full, vanilla, second = (policies.get(name) for name in ("full", "vanilla", "round_2"))
     if full is not None and "main" in full.against_sft:
         net = full.against_sft["main"][decisive_measure(full)].net
-        status = status_of(net, 0.0, "above")
-        if full.collapsed:
-            status = "fails"
-        statement = "PPO-max beats SFT on the main prompts, and its KL stays bounded"
-        kl = full.sets["main"].kl
-        yield Claim("beats_sft", statement, status, {"net_win": net, "kl": kl})
+        yield Claim(
+            "beats_sft",
+            "PPO-max beats SFT on the main prompts, and its KL stays bounded",
+            "fails" if full.collapsed else status_of(net, 0.0, "above"),
+            {"net_win": net, "kl": full.sets["main"].kl},
+        )
     if vanilla is not None and vanilla.drift is not None and vanilla.drift.gold is not None:
         score, gold = vanilla.drift.score, vanilla.drift.gold
-        parts = (status_of(score, 0.0, "above"), status_of(gold, 0.0, "below"))
-        statement = "Vanilla PPO over-optimises: the score it is trained on rises, gold falls"
-        measured = {"score_change": score, "gold_change": gold}
-        yield Claim("vanilla_over_optimises", statement, all_of(parts), measured)
+        yield Claim(
+            "vanilla_over_optimises",
+            "Vanilla PPO over-optimises: the score it is trained on rises, gold falls",
+            all_of([status_of(score, 0.0, "above"), status_of(gold, 0.0, "below")]),
+            {"score_change": score, "gold_change": gold},
+        )
     yield from _rehearsal_claim(artifacts, seed)
-    second = by_name.get("round_2")
     if second is not None and "main" in second.against_previous:
         net = second.against_previous["main"][decisive_measure(second)].net
-        statement = "MetaRM's second round is not worse than the first on the main prompts"
-        status = status_of(net, 0.0, "above", or_equal=True)
-        yield Claim("second_round_not_worse", statement, status, {"net_win": net})
+        yield Claim(
+            "second_round_not_worse",
+            "MetaRM's second round is not worse than the first on the main prompts",
+            status_of(net, 0.0, "above", or_equal=True),
+            {"net_win": net},
+        )
 
 
 def _rehearsal_claim(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
@@ -219,8 +223,8 @@ def _rehearsal_claim(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
 def accuracy_difference(artifacts: Artifacts, ours: str, theirs: str, labels: Labels) -> Estimate:
     """Accuracy of one scorer minus another's on the same test pairs."""
     a, b = (gaps(artifacts, role, labels) for role in (ours, theirs))
-    right = [(scored.gap > 0).double() for scored in (a, b)]
-    return net_estimate(right[0] - right[1], cluster_ids(row["prompt"] for row in a.rows))
+    outcomes = (a.gap > 0).double() - (b.gap > 0).double()
+    return net_estimate(outcomes, cluster_ids(row["prompt"] for row in a.rows))
 
 
 def ece_difference(
@@ -228,24 +232,23 @@ def ece_difference(
 ) -> Estimate:
     """Calibration error (equal width) of one scorer minus another's on the same test pairs."""
     a, b = (gaps(artifacts, role, labels).gap for role in (ours, theirs))
-    return biased_estimate(
-        lambda index: ece(a[index], "width") - ece(b[index], "width"),
-        len(a),
-        seed,
-        lowest=-float("inf"),
-    )
+
+    def difference(index: torch.Tensor) -> float:
+        return ece(a[index], "width") - ece(b[index], "width")
+
+    return biased_estimate(difference, len(a), seed, lowest=-inf)
 
 
 MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
 TOO_SMALL = "The recipe smoke checks the installation; its models are too small for an answer."
-Answer = Literal["better", "not shown to be better", "worse", "labels only"]
+Answer = Literal["better", "not shown to be better", "worse"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """answer: the word; sentence: the first screen's headline; details: further sentences."""
 
-    answer: Answer
+    answer: Answer | Literal["labels only"]
     sentence: str
     details: list[str]
     policy: str | None
@@ -254,7 +257,7 @@ class Verdict:
 
 
 def verdict(
-    found: Sequence[Policy],
+    policies: Sequence[Policy],
     checked: Sequence[Claim],
     noise: LabelNoise | None,
     champion: str | None,
@@ -265,39 +268,42 @@ def verdict(
 
     audit: numbers of the label audit, if there was one.
     """
-    policy = final_policy(found, champion)
+    policy = final_policy(policies, champion)
     if policy is None or not policy.against_sft:
         return _answer_of_audit(checked, noise, audit or {})
     measure = decisive_measure(policy)
     place = "main" if "main" in policy.against_sft else next(iter(policy.against_sft))
     net = policy.against_sft[place][measure].net
-    answer = answer_of(net)
-    where = SETS.get(place, place)
+    answer, name = answer_of(net), SETS.get(place, place)
     sentence = {
-        "better": f"Better: the final policy beats SFT on {where}, {net_points(net)}.",
-        "worse": f"Worse: the final policy loses to SFT on {where}, {net_points(net)}.",
-    }.get(
-        answer,
-        f"Not shown to be better: on {where} the final policy and SFT cannot be told apart, "
-        f"{net_points(net)}.",
-    )
-    final = f"The final policy is {policy_name(policy.name)}"
+        "better": f"Better: the final policy beats SFT on {name}, {net_points(net)}.",
+        "worse": f"Worse: the final policy loses to SFT on {name}, {net_points(net)}.",
+        "not shown to be better": f"Not shown to be better: on {name} the final policy and SFT "
+        f"cannot be told apart, {net_points(net)}.",
+    }[answer]
     forgotten = policy.against_sft.get("forget", {}).get(measure)
     if place != "forget" and forgotten is not None and answer_of(forgotten.net) == "worse":
         sentence += " On the forget set it is worse than SFT."
-    harmless = _harmless(found, policy, place)
-    if harmless and harmless[0].high < harmless[1].low:
+    sft = next((other for other in policies if other.name == "sft" and place in other.sets), None)
+    harmless, of_sft = policy.sets[place].harmless, sft.sets[place].harmless if sft else None
+    if harmless and of_sft and harmless.high < of_sft.low:
         sentence += " Fewer of its answers to requests for harm are harmless."
     details = [TOO_SMALL] if recipe == "smoke" else []
-    details += [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
-    details += [
-        _on_set(other, outcomes[measure].net)
-        for other, outcomes in policy.against_sft.items()
-        if other not in (place, "validation") and measure in outcomes
-    ]
-    if harmless and min(share.count for share in harmless) >= MIN_REQUESTS_FOR_HARM:
-        own, of_sft = map(_percent, harmless)
-        details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
+    details.append(
+        f"The final policy is {policy_name(policy.name)}; judged by {MEASURE_NAMES[measure]} on "
+        f"{net.count} prompts."
+    )
+    words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
+    for other, outcomes in policy.against_sft.items():
+        if other not in (place, "validation") and measure in outcomes:
+            on_set = outcomes[measure].net
+            standing = words.get(on_set.standing, "no difference from SFT is shown")
+            details.append(f"On {SETS.get(other, other)} {standing}: {net_points(on_set)}.")
+    if harmless and of_sft and min(harmless.count, of_sft.count) >= MIN_REQUESTS_FOR_HARM:
+        details.append(
+            f"Requests for harm: {_percent(harmless)} of its answers are harmless, "
+            f"{_percent(of_sft)} of SFT's."
+        )
     if policy.is_promoted is False:
         is_champion = policy.name == champion
         details.append(ONLY_BY_RULE if is_champion else "Held-out judgement did not promote it.")
@@ -306,18 +312,7 @@ def verdict(
     return Verdict(answer, sentence, details, policy.name, measure, net)
 
 
-def _harmless(
-    found: Sequence[Policy], policy: Policy, place: str
-) -> tuple[Estimate, Estimate] | None:
-    """Shares of harmless answers, the policy's and SFT's, where both were measured."""
-    rates = [
-        each.sets[place].harmless for each in found if each.name == "sft" and place in each.sets
-    ]
-    own, of_sft = policy.sets[place].harmless, rates[0] if rates else None
-    return None if own is None or of_sft is None else (own, of_sft)
-
-
-def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "worse"]:
+def answer_of(net: Estimate) -> Answer:
     """Better when the whole interval is above 0, worse when it is wholly below."""
     return "not shown to be better" if net.standing == "not clear" else net.standing
 
@@ -331,35 +326,29 @@ def _percent(share: Estimate) -> str:
     return share.text(".1f", 100, " %")
 
 
-def _on_set(place: str, net: Estimate) -> str:
-    words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
-    how = words.get(answer_of(net), "no difference from SFT is shown")
-    return f"On {SETS.get(place, place)} {how}: {net_points(net)}."
-
-
 def _answer_of_audit(
     checked: Sequence[Claim], noise: LabelNoise | None, audit: Mapping[str, float]
 ) -> Verdict:
     """The label audit's answer, and the reward model's where there is one."""
-    details = []
-    sentence = "No policy was trained in this run, and no vote on the labels was taken."
+    sentence, details = (
+        "No policy was trained in this run, and no vote on the labels was taken.",
+        [],
+    )
     if noise is not None and noise.mode == "calibrated":
         sentence = finding(audit)
-        details += [] if audit.get("is_uninformative") else reliability(audit)
+        details = [] if audit.get("is_uninformative") else reliability(audit)
         details += agreement(audit)
     elif noise is not None:
-        share = noise.share_negative
         sentence = (
             f"Label audit: {noise.num_members} reward models together disagree with "
-            f"{_percent(share)} of {noise.num_pairs:,} training labels."
+            f"{_percent(noise.share_negative)} of {noise.num_pairs:,} training labels."
         )
-        details.append("No policy was trained in this run, so none is judged.")
-    gain = {claim.name: claim for claim in checked}.get("relabelling_helps")
-    if gain is not None:
-        change = gain.measured["accuracy_gain"]
-        word = answer_of(change)
-        details.append(
-            f"The reward model on relabelled pairs is {word} than the one on raw labels: accuracy "
-            f"{change.text('+.1f', 100, ' points')}."
-        )
+        details = ["No policy was trained in this run, so none is judged."]
+    for claim in checked:
+        if claim.name == "relabelling_helps":
+            change = claim.measured["accuracy_gain"]
+            details.append(
+                f"The reward model on relabelled pairs is {answer_of(change)} than the one on raw "
+                f"labels: accuracy {change.text('+.1f', 100, ' points')}."
+            )
     return Verdict("labels only", sentence, details, None, None, None)

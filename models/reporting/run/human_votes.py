@@ -91,15 +91,14 @@ def human_votes(
 
     Empty where no pair carries people's votes.
     """
-    found = {
-        mode: {
-            split: vote_agreement(rows, seed, is_unseen=split == "test" or mode != "in_sample")
-            for split in VOTED_SPLITS
-            if (rows := voted_rows(artifacts, role, split))
-        }
-        for mode, role in roles.items()
-    }
-    return {mode: by_split for mode, by_split in found.items() if by_split}
+    agreements: dict[str, dict[str, VoteAgreement]] = {}
+    for mode, role in roles.items():
+        for split in VOTED_SPLITS:
+            is_unseen = split == "test" or mode != "in_sample"
+            if rows := voted_rows(artifacts, role, split):
+                agreement = vote_agreement(rows, seed, is_unseen=is_unseen)
+                agreements.setdefault(mode, {})[split] = agreement
+    return agreements
 
 
 def voted_rows(artifacts: Artifacts, role: str, split: str) -> list[Row]:
@@ -145,11 +144,11 @@ def vote_agreement(rows: Sequence[Row], seed: int, *, is_unseen: bool) -> VoteAg
 def _rank_correlation(columns: Tensor, seed: int) -> RankCorrelation | None:
     """columns: (3, N), strength, margin, difference in words."""
     strength, margin, length = columns
-    found = spearman_estimate(strength, margin, seed)
-    if found is None:
+    by_strength = spearman_estimate(strength, margin, seed)
+    if by_strength is None:
         return None
     by_length = spearman_estimate(length, margin, seed)
-    return RankCorrelation(found, by_length, float(spearman_ceiling(margin)))
+    return RankCorrelation(by_strength, by_length, float(spearman_ceiling(margin)))
 
 
 def _group(rows: Sequence[Row], seed: int) -> VoteGroup:

@@ -21,9 +21,10 @@ from trimtab.models.statistics.estimates import auroc_estimate, cluster_ids, sha
 from trimtab.models.statistics.measured import Estimate
 
 NUM_GROUPS = 20
-NUM_AUDITED = 25
+NUM_DOUBTED = 25
 VOTES = ("in_sample", "cross_fitted")
 BY_LENGTH = "length"
+ONE_VOTE = {"strength_std": 0.0, "num_members": 1}  # of a baseline
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ class LabelNoise:
     share_negative: Estimate
     mean_strength: float
     mean_std: float
-    auroc_flipped: Estimate | None
-    auroc_flipped_clear: Estimate | None
-    auroc_wrong: Estimate | None
-    negative_precision: Estimate | None
-    negative_recall: Estimate | None
+    auroc_flipped: Estimate | None = None
+    auroc_flipped_clear: Estimate | None = None
+    auroc_wrong: Estimate | None = None
+    negative_precision: Estimate | None = None
+    negative_recall: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class Relabelling:
     share_flipped: float
     share_smoothed: float
     mean_margin: float
-    flip_precision: Estimate | None
-    flip_recall: Estimate | None
-    right_before: Estimate | None
-    right_after: Estimate | None
+    flip_precision: Estimate | None = None
+    flip_recall: Estimate | None = None
+    right_before: Estimate | None = None
+    right_after: Estimate | None = None
 
 
 def flip_word(artifacts: Artifacts) -> str:
@@ -91,28 +92,22 @@ def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
 def strengths(artifacts: Artifacts, role: str) -> list[Row]:
     """All pairs' strength: as the role has it, or the difference of a baseline's scores, where
     `length` is the difference in words."""
+    if role not in (BY_LENGTH, *EMBEDDING_MODELS):
+        return artifacts.rows(role, "strength.jsonl")
     if role == BY_LENGTH:
         differences = [
-            (split, row, len(words_of(row["chosen"])) - len(words_of(row["rejected"])))
+            (row["id"], split, len(words_of(row["chosen"])) - len(words_of(row["rejected"])))
             for split in SPLITS
             for row in artifacts.pairs(split)
         ]
-    elif role in EMBEDDING_MODELS:
+    else:
         differences = [
-            (row["split"], row, row["chosen_score"] - row["rejected_score"])
+            (row["id"], row["split"], row["chosen_score"] - row["rejected_score"])
             for row in artifacts.rows(role, "scores.jsonl")
         ]
-    else:
-        return artifacts.rows(role, "strength.jsonl")
     return [
-        {
-            "id": row["id"],
-            "split": split,
-            "strength_mean": float(difference),
-            "strength_std": 0.0,
-            "num_members": 1,
-        }
-        for split, row, difference in differences
+        {"id": pair, "split": split, "strength_mean": float(difference), **ONE_VOTE}
+        for pair, split, difference in differences
     ]
 
 
@@ -123,8 +118,9 @@ def voting_mode(artifacts: Artifacts, role: str) -> str:
         return "calibrated"
     rows = strength_rows(artifacts, role)
     most = max(row["num_members"] for row in artifacts.rows(role, "strength.jsonl"))
-    whole = max(most, len(artifacts.members))
-    return "in_sample" if all(row["num_members"] == whole for row in rows) else "cross_fitted"
+    num_members = max(most, len(artifacts.members))
+    is_complete = all(row["num_members"] == num_members for row in rows)
+    return "in_sample" if is_complete else "cross_fitted"
 
 
 def strength_roles(artifacts: Artifacts) -> dict[str, str]:
@@ -155,36 +151,32 @@ def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelN
     if not rows:
         raise ReportInputError(f"{role}: strength.jsonl holds no training pair; nothing to audit")
     mean = torch.tensor([row["strength_mean"] for row in rows], dtype=torch.float64)
+    is_negative = mean < 0
     prompts = {pair["id"]: str(pair["prompt"]) for pair in artifacts.pairs("train")}
     clusters = cluster_ids(prompts.get(row["id"], str(row["id"])) for row in rows)
-    negative = share_estimate(mean < 0, clusters)
-    assert negative is not None
-    found: dict[str, Estimate | None] = dict.fromkeys(
-        ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong")
-    )
-    precision = recall = None
+    share_negative = share_estimate(is_negative, clusters)
+    assert share_negative is not None
+    by_truth: dict[str, Estimate | None] = {}
     if all(row["truth"] for row in rows):
         kinds = [row["truth"]["kind"] for row in rows]
         flipped = torch.tensor([kind == "flipped" for kind in kinds])
         clear = torch.tensor([kind != "ambiguous" for kind in kinds])
         wrong = torch.tensor([bool(row["truth"]["is_wrong"]) for row in rows])
-        found = {
+        by_truth = {
             "auroc_flipped": auroc_estimate(-mean, flipped, seed),
             "auroc_flipped_clear": auroc_estimate(-mean[clear], flipped[clear], seed),
             "auroc_wrong": auroc_estimate(-mean, wrong, seed),
+            "negative_precision": share_estimate(wrong[is_negative], clusters[is_negative]),
+            "negative_recall": share_estimate(is_negative[wrong], clusters[wrong]),
         }
-        precision = share_estimate(wrong[mean < 0], clusters[mean < 0])
-        recall = share_estimate((mean < 0)[wrong], clusters[wrong])
     return LabelNoise(
         mode=mode,
         num_pairs=len(rows),
         num_members=max(row["num_members"] for row in rows),
-        share_negative=negative,
+        share_negative=share_negative,
         mean_strength=float(mean.mean()),
         mean_std=sum(row["strength_std"] for row in rows) / len(rows),
-        negative_precision=precision,
-        negative_recall=recall,
-        **found,
+        **by_truth,
     )
 
 
@@ -194,50 +186,47 @@ def relabelling(artifacts: Artifacts) -> Relabelling | None:
     if not rows:
         return None
     flipped = torch.tensor([bool(row["is_flipped"]) for row in rows])
-    given = {row["id"]: row.get("label", 1.0) for row in artifacts.pairs("train")}
-    shares: dict[str, Estimate | None] = dict.fromkeys(
-        ("flip_precision", "flip_recall", "right_before", "right_after")
-    )
-    truths = [artifacts.truth.get(row["id"]) for row in rows]
-    known = [truth for truth in truths if truth is not None]
-    if len(known) == len(rows):
+    labels_before = {row["id"]: row.get("label", 1.0) for row in artifacts.pairs("train")}
+    by_truth: dict[str, Estimate | None] = {}
+    truths = [artifacts.truth[row["id"]] for row in rows if row["id"] in artifacts.truth]
+    if len(truths) == len(rows):
         clusters = cluster_ids(row["prompt"] for row in rows)
-        wrong = torch.tensor([bool(truth["is_wrong"]) for truth in known])
-        differ = torch.tensor([truth["gold_chosen"] != truth["gold_rejected"] for truth in known])
-        shares = {
+        wrong = torch.tensor([bool(truth["is_wrong"]) for truth in truths])
+        differ = torch.tensor([truth["gold_chosen"] != truth["gold_rejected"] for truth in truths])
+        by_truth = {
             "flip_precision": share_estimate(wrong[flipped], clusters[flipped]),
             "flip_recall": share_estimate(flipped[wrong], clusters[wrong]),
             "right_before": share_estimate(~wrong[differ], clusters[differ]),
             "right_after": share_estimate((flipped == wrong)[differ], clusters[differ]),
         }
+    num_unsupported = None
+    if artifacts.members and artifacts.has("strength"):
+        by_vote = [r["id"] for r in rows if r["is_flipped"] and r.get("review") != "flip"]
+        votes = member_votes(artifacts, by_vote).values()
+        num_unsupported = sum(all(vote >= 0 for vote in on_pair) for on_pair in votes)
     return Relabelling(
         num_pairs=len(rows),
         num_flipped=int(flipped.sum()),
-        num_unsupported_flips=_unsupported_flips(artifacts, rows),
+        num_unsupported_flips=num_unsupported,
         share_flipped=float(flipped.double().mean()),
-        share_smoothed=sum(row["label"] < given[row["id"]] for row in rows) / len(rows),
+        share_smoothed=sum(row["label"] < labels_before[row["id"]] for row in rows) / len(rows),
         mean_margin=sum(row["margin"] for row in rows) / len(rows),
-        **shares,
+        **by_truth,
     )
 
 
-def _unsupported_flips(artifacts: Artifacts, relabelled: Sequence[Row]) -> int | None:
-    """How many flips of the vote have no member behind them; see `Relabelling`."""
-    if not artifacts.members or not artifacts.has("strength"):
-        return None
-    without = {row["id"] for row in relabelled if row["is_flipped"] and row.get("review") != "flip"}
+def member_votes(artifacts: Artifacts, ids: Sequence[str]) -> dict[str, list[float]]:
+    """By training pair the score differences of the members that vote on it: of a cross-fitted vote
+    those that were not trained on it."""
     is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    votes: dict[str, list[float]] = {name: [] for name in ids}
     for role in artifacts.members:
         scores = artifacts.scores(role, "train")
-        without = {name for name in without if not _opposes(scores.get(name), is_crossed)}
-    return len(without)
-
-
-def _opposes(score: Row | None, is_crossed: bool) -> bool:
-    """Whether a member votes, and prefers the answer labelled worse."""
-    if score is None or (is_crossed and score["was_trained_on"]):
-        return False
-    return bool(score["chosen_score"] < score["rejected_score"])
+        for name in ids:
+            score = scores.get(name)
+            if score is not None and not (is_crossed and score["was_trained_on"]):
+                votes[name].append(score["chosen_score"] - score["rejected_score"])
+    return votes
 
 
 def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[dict[str, Any]]:
@@ -249,14 +238,11 @@ def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[d
     groups = []
     for part in equal_groups(rows, num_groups):
         wrong = [bool(row["truth"]["is_wrong"]) for row in part if row["truth"]]
-        groups.append(
-            {
-                "mean": sum(row["strength_mean"] for row in part) / len(part),
-                "std": sum(row["strength_std"] for row in part) / len(part),
-                "count": len(part),
-                "share_wrong": sum(wrong) / len(wrong) if wrong else None,
-            }
-        )
+        means = {
+            key: sum(r[f"strength_{key}"] for r in part) / len(part) for key in ("mean", "std")
+        }
+        share_wrong = sum(wrong) / len(wrong) if wrong else None
+        groups.append(means | {"count": len(part), "share_wrong": share_wrong})
     return groups
 
 
@@ -268,35 +254,25 @@ def equal_groups(rows: Sequence[Row], num_groups: int) -> list[list[Row]]:
     return [ordered[low:high] for low, high in pairwise(cuts)]
 
 
-def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:
-    """The training pairs of lowest strength, with texts, members' votes and what was done.
-
-    `votes` holds each voting member's score difference; members trained on a pair have no vote
-    where the vote is cross-fitted.
-    """
-    strength = strength_rows(artifacts, "strength")
-    if not strength:
-        return []
-    worst = sorted(strength, key=lambda row: float(row["strength_mean"]))[:limit]
+def most_doubted(artifacts: Artifacts, limit: int = NUM_DOUBTED) -> list[Row]:
+    """The training pairs of lowest strength, with texts, `votes` of `member_votes`, those of people
+    as `annotator_votes`, and what was done."""
+    rows = sorted(strength_rows(artifacts, "strength"), key=lambda row: float(row["strength_mean"]))
+    rows = rows[:limit]
     pairs = {row["id"]: row for row in artifacts.pairs("train")}
     relabelled = {row["id"]: row for row in artifacts.rows("relabelled", "train.jsonl")}
-    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
-    scores = [artifacts.scores(role, "train") for role in artifacts.members]
-    result = []
-    for row in worst:
-        mine = [member[row["id"]] for member in scores if row["id"] in member]
-        votes = [
-            vote["chosen_score"] - vote["rejected_score"]
-            for vote in mine
-            if not (is_crossed and vote["was_trained_on"])
-        ]
-        against = sum(vote < 0 for vote in votes)
-        result.append(
-            {**pairs[row["id"]], **row, "votes": votes, "num_against": against}
-            | {"annotator_votes": pairs[row["id"]].get("votes")}
-            | {"relabelled": relabelled.get(row["id"])}
-        )
-    return result
+    votes = member_votes(artifacts, [row["id"] for row in rows]) if rows else {}
+    return [
+        pairs[row["id"]]
+        | row
+        | {
+            "votes": votes[row["id"]],
+            "num_against": sum(vote < 0 for vote in votes[row["id"]]),
+            "annotator_votes": pairs[row["id"]].get("votes"),
+            "relabelled": relabelled.get(row["id"]),
+        }
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -325,32 +301,29 @@ def ai_labeler(artifacts: Artifacts, role: str = "judged") -> AILabeler | None:
     if not rows:
         return None
     summary = artifacts.document(role, "summary.json")
+    is_learned = artifacts.has("pairs_as_given")
     labelled = artifacts.document("preferences", "summary.json").get("num_labelled", 0)
-    known = _with_right_label(artifacts, rows)
+    truth_of = artifacts.rows("pairs_as_given" if is_learned else "preferences", "truth.jsonl")
+    truths = {row["id"]: row for row in truth_of}
+    # Pairs of which gold finds one answer better, with the judge's probability of that one.
+    right = [
+        (row["id"], 1 - row["preference"] if truth["is_wrong"] else row["preference"])
+        for row in rows
+        if (truth := truths.get(row["id"])) and truth["gold_chosen"] != truth["gold_rejected"]
+    ]
     return AILabeler(
         num_pairs=len(rows),
-        num_labelled=labelled if artifacts.has("pairs_as_given") else 0,
-        alignment=_agreement(artifacts, [(row["id"], row["preference"]) for row in rows]),
-        truth_alignment=_agreement(artifacts, known) if known else None,
+        num_labelled=labelled if is_learned else 0,
+        alignment=_alignment(artifacts, [(row["id"], row["preference"]) for row in rows]),
+        truth_alignment=_alignment(artifacts, right) if right else None,
         **{name: summary[name] for name in ("position_bias", "share_tied", "num_unparsed", "cost")},
     )
 
 
-def _with_right_label(artifacts: Artifacts, rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Pairs of which gold finds one answer better, with the judge's probability of that one."""
-    given = "pairs_as_given" if artifacts.has("pairs_as_given") else "preferences"
-    truth = {row["id"]: row for row in artifacts.rows(given, "truth.jsonl")}
-    known = [(row, truth[row["id"]]) for row in rows if row["id"] in truth]
-    return [
-        (row["id"], 1 - row["preference"] if told["is_wrong"] else row["preference"])
-        for row, told in known
-        if told["gold_chosen"] != told["gold_rejected"]
-    ]
-
-
-def _agreement(artifacts: Artifacts, preference: Sequence[tuple[str, float]]) -> Estimate:
+def _alignment(artifacts: Artifacts, preferences: Sequence[tuple[str, float]]) -> Estimate:
+    """preferences: of pairs by id, the judge's probability that the labelled answer is better."""
     prompts = {row["id"]: row["prompt"] for split in SPLITS for row in artifacts.pairs(split)}
-    agrees = alignment(torch.tensor([p for _, p in preference], dtype=torch.float64))
-    found = share_estimate(agrees, cluster_ids(prompts[name] for name, _ in preference))
-    assert found is not None
-    return found
+    agrees = alignment(torch.tensor([p for _, p in preferences], dtype=torch.float64))
+    share = share_estimate(agrees, cluster_ids(prompts[name] for name, _ in preferences))
+    assert share is not None
+    return share

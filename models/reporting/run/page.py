@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
+from trimtab.models.reporting.kit.html import points, render_page
 from trimtab.models.reporting.run.charts import (
-    SHOWN,
+    SCORER_NAMES,
     cost_chart,
     curve_charts,
     frontier_chart,
@@ -28,8 +27,8 @@ from trimtab.models.reporting.run.charts import (
     scorer_charts,
     vote_charts,
 )
-from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
-from trimtab.models.reporting.run.policies import Curve, budget_columns, final_policy
+from trimtab.models.reporting.run.labels import flip_word, most_doubted, strength_rows
+from trimtab.models.reporting.run.policies import Curve, final_policy
 from trimtab.models.reporting.run.revisions import revision_examples
 from trimtab.models.reporting.run.scorecard import Scorecard
 
@@ -58,45 +57,37 @@ def charts_of(
 
 
 def render(
-    artifacts: Artifacts,
-    config: ReportConfig,
-    card: Scorecard,
-    charts: Mapping[str, list[Chart]],
+    artifacts: Artifacts, config: ReportConfig, card: Scorecard, charts: Mapping[str, list[Chart]]
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment(
-        bare_points=lambda estimate: points(estimate).replace(" points", ""),
-        clip=clip,
-        policy_name=policy_name,
-    )
+    filters = {
+        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
+        "clip": clip,
+    }
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
-    page = environment.get_template("report.html.j2").render(
+    role = f"eval_{final.name}" if final else ""
+    budgets = [policy.budget for policy in card.policies if policy.budget]
+    return render_page(
+        "report.html.j2",
+        filters,
         card=card,
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
-        stylesheet=stylesheet("base.css"),
-        scorer_names={name: shown[0] for name, shown in SHOWN.items()},
-        strength_names=STRENGTH_NAMES,
+        scorer_names=SCORER_NAMES,
         claim_units=CLAIM_UNITS,
-        sets=SETS,
-        judges=MEASURE_NAMES,
         final=final,
         measure=measure,
         has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
-        **budget_columns(policy.budget for policy in card.policies),
-        has_measured=[p for p in card.policies if p.sets],
-        rounds=[p for p in card.policies if p.round],
+        has_judge=any(budget.judge_tokens for budget in budgets),
+        has_samples=any(budget.samples_per_answer > 1 for budget in budgets),
         promotes_always=config.config.get("rounds", {}).get("promote") == "always",
         drawn=charts,
-        audited=audit(artifacts),
+        audited=most_doubted(artifacts),
         revised=revision_examples(artifacts, config.seed),
         has_audit=artifacts.has("audit"),
-        samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
-        if final
-        else {},
+        samples=sample_groups(artifacts, role, measure, config.seed) if final else {},
     )
-    return with_contents(page, environment)
 
 
 def is_round(name: str) -> bool:
@@ -141,14 +132,12 @@ def sample_groups(artifacts: Artifacts, role: str, measure: str, seed: int) -> d
     groups: dict[str, Samples] = {}
     for place, title in (("main", "main test prompts"), ("forget", "forget set")):
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a["set"] == place]
-        if not pairs:
-            continue
-        count = min(NUM_RANDOM, len(pairs))
-        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, count)
-        ordered = sorted(pairs, key=lambda pair: pair[1][measure] - pair[0][measure])
-        gains = [pair for pair in ordered[::-1] if pair[1][measure] > pair[0][measure]]
-        losses = [pair for pair in ordered if pair[1][measure] < pair[0][measure]]
-        for word, chosen in (("gains", gains), ("losses", losses)):
-            if chosen:
-                groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
-    return groups
+        gains = [(b[measure] - a[measure], a, b) for a, b in pairs]
+        groups[f"Drawn at random from the {title}"] = rng.sample(pairs, min(NUM_RANDOM, len(pairs)))
+        ordered = sorted(gains, key=lambda gain: gain[0])
+        for word, chosen in (
+            ("gains", [(a, b) for gain, a, b in ordered[::-1] if gain > 0]),
+            ("losses", [(a, b) for gain, a, b in ordered if gain < 0]),
+        ):
+            groups[f"Largest {word} on the {title}"] = chosen[:NUM_EXTREME]
+    return {title: pairs for title, pairs in groups.items() if pairs}

@@ -7,8 +7,9 @@ A budget is counted alike for all arms, along a policy's lineage back to SFT.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,12 +56,12 @@ def budget_of(
     the policy it went on from. Scorers are not, nor a judge that labels pairs for all: what they
     took serves all arms. The best of n answers has no policy of its own, but n samples an answer.
     """
-    samples = _samples_per_answer(artifacts, evaluation)
+    best_of_sets = artifacts.document(evaluation, "best_of_k.json").values()
+    samples = max((best["k"][-1] for best in best_of_sets), default=1)
     by_key = {entry.key: entry for entry in lineage}
     waiting = [entry.key for entry in lineage if entry.role == role]
     counted: set[str] = set()
-    totals = dict.fromkeys(COUNTS, 0)
-    seconds = judge_cost = 0.0
+    totals: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"seconds": 0.0, "judge_cost": 0.0}
     while waiting:
         key = waiting.pop()
         entry = by_key.get(key)
@@ -68,32 +69,16 @@ def budget_of(
             continue
         counted.add(key)
         summary = artifacts.document(entry.role, "summary.json")
-        for name in totals:
+        for name in COUNTS:
             totals[name] += round(summary.get(name, 0))
-        judge_cost += summary.get("judge_cost", 0.0)
-        seconds += entry.seconds
+        totals["judge_cost"] += summary.get("judge_cost", 0.0)
+        totals["seconds"] += entry.seconds
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
             if name in ("policy", "rehearsal") or name.startswith("responses_")
         ]
-    if not counted and samples == 1:
-        return None
-    return Budget(**totals, seconds=seconds, judge_cost=judge_cost, samples_per_answer=samples)
-
-
-def _samples_per_answer(artifacts: Artifacts, evaluation: str) -> int:
-    of_sets = artifacts.document(evaluation, "best_of_k.json").values()
-    return max((found["k"][-1] for found in of_sets), default=1)
-
-
-def budget_columns(budgets: Iterable[Budget | None]) -> dict[str, bool]:
-    """Which columns a table has that only some methods need, by a template's names."""
-    known = [budget for budget in budgets if budget is not None]
-    return {
-        "has_judge": any(budget.judge_tokens for budget in known),
-        "has_samples": any(budget.samples_per_answer > 1 for budget in known),
-    }
+    return Budget(**totals, samples_per_answer=samples) if counted or samples > 1 else None
 
 
 MONITORS = ("score", "kl", "perplexity", "response_length")
@@ -133,35 +118,29 @@ class Drift:
 
 def training_curve(artifacts: Artifacts, role: str, has_gold: bool) -> Curve | None:
     """The curve of one PPO artifact; none where there is none."""
-    lines = artifacts.rows(role, "metrics.jsonl")
-    monitored = [row for row in lines if "score" in row.get("metrics", {})]
+    monitored = [
+        row for row in artifacts.rows(role, "metrics.jsonl") if "score" in row.get("metrics", {})
+    ]
     if not monitored:
         return None
     scores: dict[int, list[float]] = defaultdict(list)
     golds: dict[int, list[float]] = defaultdict(list)
-    known: dict[tuple[str, str], float] = {}
+    gold_of = cache(quality)  # the same answer to the same prompt is judged once
     for row in artifacts.rows(role, "rollouts.jsonl"):
         scores[row["step"]].append(row["score"])
         if has_gold:
-            golds[row["step"]].append(_quality(row, known))
+            golds[row["step"]].append(gold_of(row["prompt"], row["response"]))
     steps = [row["step"] for row in monitored]
     first = monitored[: max(1, len(monitored) // 10)]
+    gold_by_step = [golds[step] for step in steps if golds.get(step)]
     return Curve(
         steps=steps,
         **{name: [row["metrics"][name] for row in monitored] for name in MONITORS},
-        gold=[sum(golds[step]) / len(golds[step]) for step in steps if golds.get(step)],
+        gold=[sum(values) / len(values) for values in gold_by_step],
         score_std=sum(row["metrics"]["score_std"] for row in first) / len(first),
         scores_by_step=[scores[step] for step in steps if scores.get(step)],
-        gold_by_step=[golds[step] for step in steps if golds.get(step)],
+        gold_by_step=gold_by_step,
     )
-
-
-def _quality(row: Row, known: dict[tuple[str, str], float]) -> float:
-    """The gold score; the same answer to the same prompt is judged once."""
-    pair = (row["prompt"], row["response"])
-    if pair not in known:
-        known[pair] = quality(*pair)
-    return known[pair]
 
 
 def drift(curve: Curve, seed: int) -> Drift | None:
@@ -169,10 +148,9 @@ def drift(curve: Curve, seed: int) -> Drift | None:
     if len(curve.scores_by_step) < 2:
         return None
     tenth = max(1, len(curve.scores_by_step) // 10)
-    unit = curve.score_std or 1.0
     return Drift(
         num_steps_compared=tenth,
-        score=_change(curve.scores_by_step, tenth, seed, unit),
+        score=_change(curve.scores_by_step, tenth, seed, curve.score_std or 1.0),
         gold=_change(curve.gold_by_step, tenth, seed, 1.0) if curve.gold_by_step else None,
     )
 
@@ -184,19 +162,18 @@ def _change(by_step: list[list[float]], tenth: int, seed: int, unit: float) -> E
         for part in (by_step[:tenth], by_step[-tenth:])
     )
     generator = torch.Generator().manual_seed(seed)
-    resampled = torch.stack(
-        [
-            redraw(end, generator).mean() - redraw(start, generator).mean()
-            for _ in range(NUM_RESAMPLES)
-        ]
-    )
-    low, high = percentile_ends(resampled).tolist()
+    draws = [
+        redraw(end, generator).mean() - redraw(start, generator).mean()
+        for _ in range(NUM_RESAMPLES)
+    ]
+    low, high = percentile_ends(torch.stack(draws)).tolist()
     return Estimate(float(end.mean() - start.mean()), low, high, len(start) + len(end))
 
 
 # Simulated annotators (`annotators`) compare answers to the world's validation prompts; they decide
 # promotion.
 MEASURES = ("gold", "judge_score", "annotators")
+JUDGED = ("ours", "theirs", "difference_low", "difference_high")
 # The order to show prompt sets in; others follow.
 SET_ORDER = ("main", "forget", "held_out", "validation")
 
@@ -219,7 +196,7 @@ class Outcome:
     difference_high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AnswerSet:
     """One policy's answers to one set of evaluation prompts.
 
@@ -231,7 +208,7 @@ class AnswerSet:
     """
 
     num_prompts: int
-    gold: Estimate | None
+    gold: Estimate | None = None
     judge_score: Estimate
     score: Estimate
     kl: Estimate
@@ -311,24 +288,21 @@ def _policy(
     meta = artifacts.document(f"meta_rm_{number}", "summary.json")  # round 1 may be without
     contest = artifacts.document(f"judge_{name}", "summary.json") if number else {}
     sets = answer_sets(artifacts.rows(f"eval_{name}", "responses.jsonl"), seed)
-    counts = {place: answers.num_prompts for place, answers in sets.items()}
     is_later = number is not None and number > 1
-    sft = f"judge_{name}_sft" if is_later else f"judge_{name}"
     return Policy(
         name=name,
         round=number,
         sets=sets,
-        against_sft=_outcomes(artifacts, sft, counts),
-        against_previous=_outcomes(artifacts, f"judge_{name}", counts) if is_later else {},
+        against_sft=_outcomes(
+            artifacts, f"judge_{name}_sft" if is_later else f"judge_{name}", sets
+        ),
+        against_previous=_outcomes(artifacts, f"judge_{name}", sets) if is_later else {},
         is_promoted=contest.get("is_promoted"),
-        collapsed=training.get("collapsed"),
-        collapse_reason=training.get("collapse_reason"),
         num_steps=training.get("stopped_at_step"),
-        policy_of_step=training.get("policy_of_step"),
+        **{key: training.get(key) for key in ("collapsed", "collapse_reason", "policy_of_step")},
         budget=budget,
         drift=drift(curve, seed) if curve else None,
-        score_spread_before=meta.get("score_spread_before"),
-        score_spread_after=meta.get("score_spread_after"),
+        **{key: meta.get(key) for key in ("score_spread_before", "score_spread_after")},
     )
 
 
@@ -339,19 +313,17 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
     for name in [*(n for n in SET_ORDER if n in names), *sorted(names - set(SET_ORDER))]:
         part = [row for row in rows if row["set"] == name]
 
-        def mean(key: str, part: list[Row] = part) -> Estimate:
-            return mean_estimate(
+        means = {
+            key: mean_estimate(
                 torch.tensor([float(row[key]) for row in part], dtype=torch.float64), seed
             )
-
+            for key in ("gold", "judge_score", "score", "kl", "length")
+            if key in part[0]
+        }
         nats = -sum(row["logprob"] for row in part) / max(1, sum(row["length"] for row in part))
         result[name] = AnswerSet(
             num_prompts=len(part),
-            gold=mean("gold") if "gold" in part[0] else None,
-            judge_score=mean("judge_score"),
-            score=mean("score"),
-            kl=mean("kl"),
-            length=mean("length"),
+            **means,
             perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
             distinct=len({row["response"] for row in part}) / len(part),
             harmless=share_estimate([row["harmless"] for row in part if "harmless" in row], None),
@@ -360,38 +332,31 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
 
 
 def _outcomes(
-    artifacts: Artifacts, role: str, counts: dict[str, int]
+    artifacts: Artifacts, role: str, sets: Mapping[str, AnswerSet]
 ) -> dict[str, dict[str, Outcome]]:
-    """Verdicts of one judge artifact, by set and measure."""
+    """Verdicts of one judge artifact with intervals, by set and measure; every prompt of a set was
+    answered once."""
     document = artifacts.document(role, "judgement.json")
     result: dict[str, dict[str, Outcome]] = {}
-    for name, count in counts.items():
+    for name, answers in sets.items():
+        count = answers.num_prompts
         for measure in MEASURES:
             verdict = document.get(f"{name}_{measure}")
-            if verdict is not None:
-                result.setdefault(name, {})[measure] = _outcome(verdict, count)
+            if verdict is None:
+                continue
+            values: dict[str, Any] = {
+                key: Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
+                for key in ("win", "tie", "lose")
+            }
+            values["net"] = Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count)
+            values |= {key: verdict[key] for key in JUDGED}
+            result.setdefault(name, {})[measure] = Outcome(**values)
     return result
 
 
-def _outcome(verdict: dict[str, Any], count: int) -> Outcome:
-    """A verdict with intervals; every prompt was answered once."""
-    shares = {
-        key: Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
-        for key in ("win", "tie", "lose")
-    }
-    return Outcome(
-        **shares,
-        net=Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count),
-        ours=verdict["ours"],
-        theirs=verdict["theirs"],
-        difference_low=verdict["difference_low"],
-        difference_high=verdict["difference_high"],
-    )
-
-
-def final_policy(found: Sequence[Policy], champion: str | None) -> Policy | None:
+def final_policy(policies: Sequence[Policy], champion: str | None) -> Policy | None:
     """The policy the run ends with: its champion, else the arm `full`, else the last arm."""
-    trained = {policy.name: policy for policy in found if policy.name != "sft"}
+    trained = {policy.name: policy for policy in policies if policy.name != "sft"}
     last = next(reversed(trained.values()), None)
     return trained.get(champion or "full", trained.get("full", last))
 

@@ -69,13 +69,12 @@ def revision_examples(artifacts: Artifacts, seed: int) -> list[Row]:
     rows = artifacts.rows("revisions", "revisions.jsonl")
     changed = [row for row in rows if _texts(row)[-1] != row["response"]]
     count = min(NUM_EXAMPLES, len(changed))
-    return [_example(row) for row in random.Random(f"revisions/{seed}").sample(changed, count)]
-
-
-def _example(row: Row) -> Row:
-    step = next(step for step in row["steps"] if step["revision"] != row["response"])
-    found = {name: step[name] for name in ("principle", "critique")}
-    return found | {"prompt": row["prompt"], "before": row["response"], "after": _texts(row)[-1]}
+    examples = []
+    for row in random.Random(f"revisions/{seed}").sample(changed, count):
+        step = next(step for step in row["steps"] if step["revision"] != row["response"])
+        texts = {"prompt": row["prompt"], "before": row["response"], "after": _texts(row)[-1]}
+        examples.append({name: step[name] for name in ("principle", "critique")} | texts)
+    return examples
 
 
 def _texts(row: Row) -> list[str]:
@@ -90,9 +89,9 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
     def gold_rates(measure: Callable[[str, str], float | None]) -> Tensor:
         """Of the answers of which gold has something to say; none without gold."""
         answers = zip(rows, texts, strict=True) if has_gold else ()
-        told = [measure(row["prompt"], text) for row, text in answers]
-        found = [float(value) for value in told if value is not None]
-        return torch.tensor(found, dtype=torch.float64)
+        rates = [measure(row["prompt"], text) for row, text in answers]
+        known = [float(rate) for rate in rates if rate is not None]
+        return torch.tensor(known, dtype=torch.float64)
 
     gold = gold_rates(quality)
     return RevisionStep(

@@ -18,20 +18,10 @@ from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS, STRENGTH_NAMES
+from trimtab.models.reporting.run import labels
 from trimtab.models.reporting.run.claims import Claim, Verdict, claims, verdict
 from trimtab.models.reporting.run.human_votes import VoteAgreement, human_votes
-from trimtab.models.reporting.run.labels import (
-    BY_LENGTH,
-    AILabeler,
-    LabelNoise,
-    Relabelling,
-    ai_labeler,
-    audit_baselines,
-    embedding_models,
-    label_noise,
-    relabelling,
-    strength_roles,
-)
+from trimtab.models.reporting.run.labels import AILabeler, LabelNoise, Relabelling
 from trimtab.models.reporting.run.policies import Curve, Policy, policies
 from trimtab.models.reporting.run.revisions import Revisions, revisions
 from trimtab.models.reporting.run.scorers import (
@@ -41,7 +31,7 @@ from trimtab.models.reporting.run.scorers import (
     length_baseline,
     measure,
 )
-from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.measured import Estimate, flatten
 
 
 @dataclass(frozen=True)
@@ -120,14 +110,14 @@ class Scorecard:
 def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dict[str, Curve]]:
     """Compute the scorecard; also returns the PPO curves, which only the plots need."""
     seed = config.seed
-    roles = strength_roles(artifacts)
+    roles = labels.strength_roles(artifacts)
     vote_used = next(iter(roles)) if artifacts.has("strength") else None
-    noise = {mode: label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
-    found, curves = policies(
+    noise = {mode: labels.label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
+    evaluated, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    beside = {name: name for name in embedding_models(artifacts)}
-    relabelled = relabelling(artifacts)
+    strengths = roles | {name: name for name in labels.embedding_models(artifacts)}
+    relabelled = labels.relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
         for name, role in NAMES.items()
@@ -135,42 +125,36 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     }
     by_length = length_baseline(artifacts)
     data = data_counts(artifacts)
-    audited = artifacts.document("audit", "summary.json")
-    checked = claims(artifacts, list(noise.values()), found, seed)
+    audit = artifacts.document("audit", "summary.json")
+    checked = claims(artifacts, list(noise.values()), evaluated, seed)
+    used = noise.get(vote_used or "")
+    seconds: dict[str, float] = {}
     costs = stage_costs(config.lineage)
+    for cost in costs:
+        seconds[cost.stage] = seconds.get(cost.stage, 0) + cost.seconds
     scorecard = Scorecard(
         title=config.title,
         recipe=config.recipe,
         seed=seed,
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
-        verdict=verdict(
-            found,
-            checked,
-            noise.get(vote_used or ""),
-            config.champion,
-            audited,
-            config.recipe,
-        ),
+        verdict=verdict(evaluated, checked, used, config.champion, audit, config.recipe),
         warnings=[*warnings_of(data.rows, relabelled), *scorer_warnings(scorers, by_length)],
         claims=checked,
         data=data,
-        ai_labeler=ai_labeler(artifacts),
+        ai_labeler=labels.ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
-        audit_baselines=audit_baselines(artifacts, seed) if noise else {},
+        audit_baselines=labels.audit_baselines(artifacts, seed) if noise else {},
         relabelling=relabelled,
-        human_votes=human_votes(artifacts, roles | beside, seed),
-        audit=audited,
+        human_votes=human_votes(artifacts, strengths, seed),
+        audit=audit,
         scorers=scorers,
         length_baseline=by_length,
         revisions=revisions(artifacts, config.has_gold, seed),
-        policies=found,
+        policies=evaluated,
         stages=costs,
-        seconds_per_stage={
-            stage: sum(cost.seconds for cost in costs if cost.stage == stage)
-            for stage in dict.fromkeys(cost.stage for cost in costs)
-        },
+        seconds_per_stage=seconds,
         total_seconds=sum(cost.seconds for cost in costs),
         seeds=dict(_seeds(config.config)) | {"run": seed},
         lineage=[entry.model_dump() for entry in config.lineage],
@@ -180,51 +164,48 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
 
 def warnings_of(rows: RowAccount | None, relabelled: Relabelling | None) -> list[str]:
     """What a reader should know before the rest is believed."""
-    found = rows.warnings() if rows else []
+    warnings = rows.warnings() if rows else []
     if relabelled is not None and relabelled.num_unsupported_flips:
-        found.append(
+        warnings.append(
             f"No ensemble member supports {relabelled.num_unsupported_flips:,} of "
             f"{relabelled.num_flipped:,} flips: none prefers the answer labelled worse. Set "
             "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
         )
-    return found
+    return warnings
 
 
 def scorer_warnings(scorers: Mapping[str, Scorer], by_length: LengthBaseline | None) -> list[str]:
     """Where the reward model is surely worse than what costs next to nothing, or than chance."""
-    name = "relabelled" if "relabelled" in scorers else "baseline"
-    if name not in scorers or (mine := scorers[name].label_accuracy) is None:
+    scorer = scorers.get("relabelled") or scorers.get("baseline")
+    if scorer is None or (accuracy := scorer.label_accuracy) is None:
         return []
     others = {
         STRENGTH_NAMES[role]: scorers[role].label_accuracy
         for role in EMBEDDING_MODELS
         if role in scorers
-    } | {STRENGTH_NAMES[BY_LENGTH]: by_length.label_accuracy if by_length else None}
-    better = {n: found for n, found in others.items() if found and found.low > mine.high}
-    found = []
+    }
+    if by_length:
+        others[STRENGTH_NAMES[labels.BY_LENGTH]] = by_length.label_accuracy
+    better = {name: share for name, share in others.items() if share and share.low > accuracy.high}
+    warnings = []
     if better:
-        best, theirs = max(better.items(), key=lambda each: each[1].value)
-        found.append(
-            f"The reward model agrees with {_percent(mine)} of the test labels, a baseline for "
-            f"which no network is trained ({best}) with {_percent(theirs)}: the reward model has "
-            "not learned what the pairs tell. Look at its accuracy by category."
+        best = max(better, key=lambda name: better[name].value)
+        warnings.append(
+            f"The reward model agrees with {100 * accuracy.value:.1f} % of the test labels, a "
+            f"baseline for which no network is trained ({best}) with "
+            f"{100 * better[best].value:.1f} %: the reward model has not learned what the pairs "
+            "tell. Look at its accuracy by category."
         )
     wrong = [
-        category
-        for category, own in scorers[name].categories.items()
-        if own.accuracy is not None and own.accuracy.high < 0.5
+        name for name, of in scorer.categories.items() if of.accuracy and of.accuracy.high < 0.5
     ]
     if wrong:
-        found.append(
+        warnings.append(
             f"In pairs of {', '.join(wrong)} the reward model prefers the answer labelled worse "
             "more often than not: what is better there may be worse in other categories. Train "
             "one for each (reward_model.categories)."
         )
-    return found
-
-
-def _percent(share: Estimate) -> str:
-    return f"{100 * share.value:.1f} %"
+    return warnings
 
 
 def data_counts(artifacts: Artifacts) -> DataCounts:
@@ -266,11 +247,11 @@ def _seeds(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     """Every `seed` in a configuration, by dotted path."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, child in items:
-        here = f"{path}.{key}" if path else str(key)
+        dotted = f"{path}.{key}" if path else str(key)
         if key == "seed" and isinstance(child, int):
-            yield here, child
+            yield dotted, child
         elif isinstance(child, (dict, list, tuple)):
-            yield from _seeds(child, here)
+            yield from _seeds(child, dotted)
 
 
 def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
@@ -283,29 +264,32 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
         **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
     }
     for mode, noise in (scorecard.label_noise | scorecard.audit_baselines).items():
-        _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
-    _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
-    _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+        flat |= _estimates(noise, mode, "auroc_flipped", "auroc_flipped_clear", "auroc_wrong")
+    flat |= _estimates(scorecard.ai_labeler, "ai_labeler", "alignment", "truth_alignment")
+    flat |= _estimates(scorecard.relabelling, "", "flip_precision", "flip_recall", "right_after")
     if scorecard.relabelling is not None:
         flat["num_flipped"] = scorecard.relabelling.num_flipped
         flat["num_unsupported_flips"] = scorecard.relabelling.num_unsupported_flips or 0
-    for mode, by_split in scorecard.human_votes.items():
-        for split, votes in by_split.items():
-            prefix = f"votes_{mode}_{split}"
-            _add(flat, prefix, votes, ("auroc_not_unanimous", "auroc_opposed"))
-            _add(flat, f"{prefix}_in_label_order", votes.in_label_order, ("strength", "length"))
-            _add(flat, f"{prefix}_in_both_orders", votes.in_both_orders, ("strength", "length"))
+    agreements = [
+        (f"votes_{mode}_{split}", votes)
+        for mode, by_split in scorecard.human_votes.items()
+        for split, votes in by_split.items()
+    ]
+    for prefix, votes in agreements:
+        flat |= _estimates(votes, prefix, "auroc_not_unanimous", "auroc_opposed")
+        for order in ("in_label_order", "in_both_orders"):
+            ranks = getattr(votes, order)
+            flat |= _estimates(ranks, f"{prefix}_{order}", "strength", "length")
     for name, scorer in scorecard.scorers.items():
-        measures = [field.name for field in dataclasses.fields(scorer)]
-        _add(flat, name, scorer, measures)
+        flat |= _estimates(scorer, name, *(field.name for field in dataclasses.fields(scorer)))
     for step in scorecard.revisions.steps if scorecard.revisions else []:
-        _add(flat, f"revision_{step.number}", step, ("gold", "share_harmless"))
+        flat |= _estimates(step, f"revision_{step.number}", "gold", "share_harmless")
     for policy in scorecard.policies:
         for place, answers in policy.sets.items():
             prefix = f"{policy.name}_{place}"
-            _add(flat, prefix, answers, ("gold", "judge_score", "kl", "length", "harmless"))
+            flat |= _estimates(answers, prefix, "gold", "judge_score", "kl", "length", "harmless")
             for judge, outcome in policy.against_sft.get(place, {}).items():
-                _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
+                flat |= _estimates(outcome, f"{prefix}_{judge}", "win", "tie", "lose", "net")
     return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}
 
 
@@ -321,9 +305,7 @@ def _rows_of(account: RowAccount | None) -> dict[str, float]:
     }
 
 
-def _add(flat: dict[str, float | str], prefix: str, record: Any, names: Any) -> None:
-    """Put a record's estimates into `flat` under prefix_name."""
-    for name in names:
-        estimate = getattr(record, name, None)
-        if isinstance(estimate, Estimate):
-            flat[f"{prefix}_{name}".lstrip("_")] = estimate.value
+def _estimates(record: object, prefix: str, *names: str) -> dict[str, float | str]:
+    """Those of a record's fields that are estimates; none of None."""
+    values = {name: getattr(record, name, None) for name in names}
+    return flatten(prefix, **{n: v for n, v in values.items() if isinstance(v, Estimate)})

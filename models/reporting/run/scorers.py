@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.models.data.words import words_of
-from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs, is_clear
 from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.statistics.calibration import (
     Binning,
@@ -30,6 +30,7 @@ NAMES = {
 }
 BINNINGS: tuple[Binning, ...] = ("width", "mass")
 Labels = Literal["annotators", "clean"]
+LABEL_NAMES: dict[Labels, str] = {"annotators": "annotators' labels", "clean": "right labels"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class CategoryScores:
     accuracy: Estimate | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scorer:
     """One scorer on the test pairs.
 
@@ -60,16 +61,16 @@ class Scorer:
     role: str
     num_trained_pairs: int
     label_accuracy: Estimate | None
-    label_ece_width: Estimate | None
-    label_ece_mass: Estimate | None
+    label_ece_width: Estimate | None = None
+    label_ece_mass: Estimate | None = None
     clean_accuracy: Estimate | None
-    clean_ece_width: Estimate | None
-    clean_ece_mass: Estimate | None
-    votes_ece_width: Estimate | None
-    votes_ece_mass: Estimate | None
-    category_mean_spread: Estimate | None
-    category_std: Estimate | None
-    spread_ratio: Estimate | None
+    clean_ece_width: Estimate | None = None
+    clean_ece_mass: Estimate | None = None
+    votes_ece_width: Estimate | None = None
+    votes_ece_mass: Estimate | None = None
+    category_mean_spread: Estimate | None = None
+    category_std: Estimate | None = None
+    spread_ratio: Estimate | None = None
     categories: dict[str, CategoryScores]
 
 
@@ -92,21 +93,21 @@ def gaps(artifacts: Artifacts, role: str, labels: Labels) -> ScoredPairs:
 
 def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
     """All numbers of one scorer."""
-    found: dict[str, Estimate | None] = {}
-    kinds: tuple[tuple[str, Labels], ...] = (("label", "annotators"), ("clean", "clean"))
-    for prefix, labels in kinds:
-        scored = gaps(artifacts, role, labels)
-        gap, has_any = scored.gap, len(scored.gap) > 0
+    measures: dict[str, Estimate | None] = {}
+    for prefix, scored in (
+        ("label", artifacts.labelled_gaps(role)),
+        ("clean", artifacts.clean_gaps(role)),
+    ):
+        gap = scored.gap
         clusters = cluster_ids(row["prompt"] for row in scored.rows)
-        found[f"{prefix}_accuracy"] = share_estimate(gap > 0, clusters)
-        for binning in BINNINGS:
-            found[f"{prefix}_ece_{binning}"] = (
-                biased_estimate(partial(_ece_of, gap, binning), len(gap), seed) if has_any else None
-            )
+        measures[f"{prefix}_accuracy"] = share_estimate(gap > 0, clusters)
+        for binning in BINNINGS if len(gap) else ():
+            error = partial(_ece_of, gap, binning)
+            measures[f"{prefix}_ece_{binning}"] = biased_estimate(error, len(gap), seed)
     return Scorer(
         role=role,
         num_trained_pairs=artifacts.document(role, "summary.json")["num_trained_pairs"],
-        **found,
+        **measures,
         **_errors_of_votes(artifacts, role, seed),
         **_spreads(artifacts, role, seed),
         categories=_categories(artifacts, role),
@@ -120,7 +121,7 @@ def _errors_of_votes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Es
     counts = torch.tensor([[v.get("chosen", 0), v.get("rejected", 0)] for v in votes]).view(-1, 2)
     decided = counts.sum(1) > 0
     if not decided.any():
-        return {f"votes_ece_{binning}": None for binning in BINNINGS}
+        return {}
     confidence, _ = pair_confidence(scored.gap[decided])
     shares = counts[decided].double() / counts[decided].sum(1, keepdim=True)
     # A scorer that cannot tell is as sure of either answer: half right.
@@ -128,8 +129,7 @@ def _errors_of_votes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Es
     right = torch.where(gap > 0, shares[:, 0], torch.where(gap < 0, shares[:, 1], 0.5))
 
     def error(index: Tensor, binning: Binning) -> float:
-        found = expected_calibration_error(confidence[index], right[index], NUM_BINS, binning)
-        return float(found)
+        return float(expected_calibration_error(confidence[index], right[index], NUM_BINS, binning))
 
     return {
         f"votes_ece_{binning}": biased_estimate(partial(error, binning=binning), len(gap), seed)
@@ -181,9 +181,8 @@ def ratio_of(spread: float, within: float) -> float:
 
 def _spreads(artifacts: Artifacts, role: str, seed: int) -> dict[str, Estimate | None]:
     names, which, scores = answer_scores(artifacts, role)
-    keys = ("category_mean_spread", "category_std", "spread_ratio")
     if len(names) < 2:
-        return dict.fromkeys(keys)
+        return {}
 
     def statistic(index: Tensor, place: int) -> float:
         spread, within = spread_of(which[index], scores[index], len(names))
@@ -191,7 +190,7 @@ def _spreads(artifacts: Artifacts, role: str, seed: int) -> dict[str, Estimate |
 
     return {
         key: biased_estimate(partial(statistic, place=place), len(which), seed, strata=which)
-        for place, key in enumerate(keys)
+        for place, key in enumerate(("category_mean_spread", "category_std", "spread_ratio"))
     }
 
 
@@ -200,24 +199,26 @@ def _categories(artifacts: Artifacts, role: str) -> dict[str, CategoryScores]:
     mean, std = category_moments(which, scores, len(names))
     count = torch.bincount(which, minlength=len(names)).tolist()
     rows = [row for row in artifacts.pairs("test") if row.get("category") is not None]
-    accuracy = _compute_by_category(rows, (scores[:, 0] > scores[:, 1]).tolist())
+    accuracy = _accuracy_by_category(rows, (scores[:, 0] > scores[:, 1]).tolist())
     return {
         name: CategoryScores(m, s, n, accuracy[name])
         for name, m, s, n in zip(names, mean.tolist(), std.tolist(), count, strict=True)
     }
 
 
-def _compute_by_category(rows: Sequence[Row], right: Sequence[float]) -> dict[str, Estimate | None]:
+def _accuracy_by_category(
+    rows: Sequence[Row], right: Sequence[float]
+) -> dict[str, Estimate | None]:
     """The share that is right (N,) of the rows of each category."""
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         if row.get("category") is not None:
-            found.setdefault(row["category"], []).append(index)
+            groups.setdefault(row["category"], []).append(index)
     return {
         name: share_estimate(
-            [right[index] for index in own], cluster_ids(rows[index]["prompt"] for index in own)
+            [right[index] for index in group], cluster_ids(rows[index]["prompt"] for index in group)
         )
-        for name, own in sorted(found.items())
+        for name, group in sorted(groups.items())
     }
 
 
@@ -226,24 +227,16 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     pairs = artifacts.pairs("test")
     if not pairs:
         return None
-    right = [_longer(row["chosen"], row["rejected"]) for row in pairs]
+    more = [len(words_of(row["chosen"])) - len(words_of(row["rejected"])) for row in pairs]
+    right = [0.5 if number == 0 else float(number > 0) for number in more]
     clusters = cluster_ids(row["prompt"] for row in pairs)
-    clean, clean_clusters = [], []
-    for row, value, cluster in zip(pairs, right, clusters.tolist(), strict=True):
-        truth = artifacts.truth.get(row["id"])
-        if truth is not None and truth["kind"] != "ambiguous":
-            clean.append(1 - value if truth["is_wrong"] else value)
-            clean_clusters.append(cluster)
-    found = share_estimate(right, clusters)
-    assert found is not None
+    clear = [n for n, row in enumerate(pairs) if is_clear(artifacts.truth.get(row["id"]))]
+    wrong = [artifacts.truth[pairs[n]["id"]]["is_wrong"] for n in clear]
+    clean = [
+        1 - right[n] if is_wrong else right[n] for n, is_wrong in zip(clear, wrong, strict=True)
+    ]
+    accuracy = share_estimate(right, clusters)
+    assert accuracy is not None
     return LengthBaseline(
-        found,
-        share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long)),
-        _compute_by_category(pairs, right),
+        accuracy, share_estimate(clean, clusters[clear]), _accuracy_by_category(pairs, right)
     )
-
-
-def _longer(first: str, second: str) -> float:
-    """1 where the first text has more words, 0.5 where they are level, 0 else."""
-    one, two = len(words_of(first)), len(words_of(second))
-    return 0.5 if one == two else float(one > two)

@@ -52,16 +52,17 @@ def test_a_label_that_came_soft_was_not_smoothed_by_relabelling(
 
 def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
     summary = summarise(pairs)
-    whole = summary.whole
-    assert (whole.num_pairs, whole.num_wrong, whole.num_disputed, whole.num_flipped) == (6, 3, 2, 1)
+    overall = summary.overall
+    assert (overall.num_pairs, overall.num_looks_wrong) == (6, 3)
+    assert (overall.num_disputed, overall.num_flipped) == (2, 1)
     # Look wrong: t0, t1, v0, of which t0 and v0 are. Wrong: t0, t3, v0, of which t0 and v0 look so.
-    assert whole.precision is not None and whole.recall is not None
-    assert whole.precision.value == pytest.approx(2 / 3)
-    assert whole.recall.value == pytest.approx(2 / 3)
+    assert overall.precision is not None and overall.recall is not None
+    assert overall.precision.value == pytest.approx(2 / 3)
+    assert overall.recall.value == pytest.approx(2 / 3)
     assert (summary.num_members, summary.has_truth, summary.is_in_sample) == (2, True, True)
 
     def counts(groups: list[Group]) -> list[tuple[str, int, int]]:
-        return [(group.name, group.num_pairs, group.num_wrong) for group in groups]
+        return [(group.name, group.num_pairs, group.num_looks_wrong) for group in groups]
 
     assert counts(summary.by_split) == [("train", 4, 2), ("validation", 1, 1), ("test", 1, 0)]
     # Two of three, one of two, none of one.
@@ -99,7 +100,7 @@ def test_without_truth_no_precision_is_claimed(inputs: Inputs) -> None:
     (inputs["preferences"] / "truth.jsonl").unlink()
     summary = summarise(audited_pairs(Artifacts(inputs)))
     assert not summary.has_truth
-    for group in (summary.whole, *summary.by_split, *summary.by_category):
+    for group in (summary.overall, *summary.by_split, *summary.by_category):
         assert group.precision is None and group.recall is None
     assert "precision" not in summary.numbers()
 
@@ -128,10 +129,10 @@ def test_members_have_no_vote_on_what_they_were_trained_on(
 def test_one_pair(pairs: list[AuditedPair]) -> None:
     summary = summarise(pairs[:1])
     assert [group.name for group in summary.by_split] == ["train"]
-    assert summary.whole.precision is not None
-    assert summary.whole.precision.value == 1.0
+    assert summary.overall.precision is not None
+    assert summary.overall.precision.value == 1.0
     nothing_wrong = summarise([replace(pairs[2], truth=None)])
-    assert (nothing_wrong.whole.num_wrong, nothing_wrong.whole.precision) == (0, None)
+    assert (nothing_wrong.overall.num_looks_wrong, nothing_wrong.overall.precision) == (0, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -165,7 +166,7 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     summary = summarise(pairs, voters, rows)
     test = summary.self_test
     assert test is not None
-    assert (test.whole.num_planted, test.whole.recall.value) == (3, pytest.approx(2 / 3))
+    assert (test.overall.num_planted, test.overall.recall.value) == (3, pytest.approx(2 / 3))
     assert test.others_flagged.value == 0
     # Of three and of one pair the intervals overlap.
     assert test.max_share_wrong is None and "self_test_max_share_wrong" not in summary.numbers()
@@ -181,8 +182,8 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert numbers["num_by_style"] == 0
     assert "self_test_recall" not in summarise(pairs).numbers()
     # At the ends of the intervals that make it largest: w = .2 / (.2 + .6).
-    wide = replace(test.whole, recall=replace(test.whole.recall, low=0.6))
-    more = replace(test, whole=wide, others_flagged=replace(test.others_flagged, high=0.2))
+    wide = replace(test.overall, recall=replace(test.overall.recall, low=0.6))
+    more = replace(test, overall=wide, others_flagged=replace(test.others_flagged, high=0.2))
     assert more.max_share_wrong == pytest.approx(0.25)
     assert (
         summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None

@@ -14,8 +14,8 @@ from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.run.claims import answer_of, status_of
 from trimtab.models.reporting.run.labels import (
-    audit,
     label_noise,
+    most_doubted,
     relabelling,
     strength_groups,
     voting_mode,
@@ -231,13 +231,13 @@ def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) 
 def test_cross_fitted_votes_are_told_apart(label_inputs: Inputs) -> None:
     artifacts = Artifacts(label_inputs)
     assert voting_mode(artifacts, "strength") == "in_sample"
-    worst = audit(artifacts, 2)
+    worst = most_doubted(artifacts, 2)
     assert [row["id"] for row in worst] == ["t0", "t3"]
     assert worst[0]["votes"] == [-2.0, -2.0]
     assert worst[0]["num_against"] == 2
     artifacts.rows("strength", "strength.jsonl")[0]["num_members"] = 1
     assert voting_mode(artifacts, "strength") == "cross_fitted"
-    assert audit(artifacts, 1)[0]["votes"] == []  # both members were trained on it
+    assert most_doubted(artifacts, 1)[0]["votes"] == []  # both members were trained on it
 
 
 def test_groups_hold_every_pair_once() -> None:
