@@ -196,7 +196,9 @@ def _compare_in_one(column: str, sign: int, row: Row) -> float | None:
     values = list_of(row.get(column))
     if isinstance(values, dict):
         values = [values.get("chosen"), values.get("rejected")]
-    return _difference(*values, sign) if isinstance(values, list) and len(values) == 2 else None
+    if not isinstance(values, list) or len(values) != 2:
+        return None
+    return _difference(values[0], values[1], sign)
 
 
 def _compare_choice(column: str, row: Row) -> float | None:

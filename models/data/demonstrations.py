@@ -113,8 +113,7 @@ def load_demonstrations(
                 else:
                     demonstrations.append(demonstration)
             if num_rows == 0:
-                problem = Problem("empty_source", None, "0 rows", "at least one row")
-                raise SourceError(source.label, 0, problem)
+                raise SourceError(source.label, 0, "empty_source", "0 rows", "at least one row")
         except SourceError as error:
             bad_rows.append(error.refused())
     advice = advice_on(bad_rows, on_bad_rows)

@@ -46,8 +46,8 @@ def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]
         else:
             verdicts[raw.value["id"]] = raw.value["verdict"]
     if not verdicts and not bad_rows:
-        problem = Problem("empty_source", None, "0 verdicts", "at least one")
-        bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+        error = SourceError(source.label, 0, "empty_source", "0 verdicts", "at least one")
+        bad_rows.append(error.refused())
     if bad_rows:
         raise ReviewError(bad_rows, REVIEW_ADVICE)
     return verdicts
@@ -60,12 +60,12 @@ def object_rows(source: Source, allowed: str, bad_rows: list[BadRow]) -> Iterato
         for raw in read_source(source, []):
             if raw.is_blank:
                 continue
-            problem = raw.problem
-            if problem is None and not isinstance(raw.value, dict):
-                problem = Problem("not_an_object", None, shorten(raw.value), allowed)
-            if problem is None:
+            if raw.problem is not None:
+                bad_rows.append(raw.refused([raw.problem]))
+            elif isinstance(raw.value, dict):
                 yield raw
             else:
+                problem = Problem("not_an_object", None, shorten(raw.value), allowed)
                 bad_rows.append(raw.refused([problem]))
     except SourceError as error:
         bad_rows.append(error.refused())
@@ -174,8 +174,8 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
         bad_rows += unknown
     if not votes and not bad_rows:
         count = f"{len(unknown)} votes, none of them on a pair of this run"
-        problem = Problem("empty_source", None, count, "at least one")
-        bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+        error = SourceError(source.label, 0, "empty_source", count, "at least one")
+        bad_rows.append(error.refused())
     if bad_rows:
         raise VotesError(sorted(bad_rows, key=lambda row: (row.file, row.line)), ADVICE)
     return votes

@@ -94,9 +94,10 @@ class RawRow:
 class SourceError(ValueError):
     """A source that is missing or cannot be read to its end."""
 
-    def __init__(self, file: str, line: int, problem: Problem) -> None:
-        super().__init__(f"{file}: {problem.reason}: {problem.found}")
-        self.file, self.line, self.problem = file, line, problem
+    def __init__(self, file: str, line: int, reason: str, shown: str, allowed: str) -> None:
+        super().__init__(f"{file}: {reason}: {shown}")
+        self.file, self.line = file, line
+        self.problem = Problem(reason, None, shown, allowed)
 
     def refused(self) -> BadRow:
         """The source in place of its rows."""
@@ -111,7 +112,7 @@ def read_file(path: Path, label: str) -> Iterator[RawRow]:
     if name.endswith(".arrow"):
         return _read_columns(path, label, "Arrow")
     if not name.endswith(SUFFIXES):
-        raise SourceError(label, 0, Problem("unreadable_source", None, repr(path.suffix), KINDS))
+        raise SourceError(label, 0, "unreadable_source", repr(path.suffix), KINDS)
     return _read_text(path, label)
 
 
@@ -128,14 +129,14 @@ def _read_text(path: Path, label: str) -> Iterator[RawRow]:
         if isinstance(error, SourceError):
             raise
         where = f"{type(error).__name__}: {error}, after line {line}"
-        problem = Problem("unreadable_source", None, where, "a file readable to its end")
-        raise SourceError(label, line, problem) from error
+        allowed = "a file readable to its end"
+        raise SourceError(label, line, "unreadable_source", where, allowed) from error
 
 
 def _too_large(label: str, error: TooLargeError, after: int) -> SourceError:
     """after: the line, or row, up to which all was read."""
-    problem = Problem("unreadable_source", None, error.size, error.allowed)
-    return SourceError(label, after + 1 if error.line is None else error.line, problem)
+    line = after + 1 if error.line is None else error.line
+    return SourceError(label, line, "unreadable_source", error.size, error.allowed)
 
 
 def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
@@ -143,7 +144,7 @@ def _rows_of_text(path: Path, label: str, stream: Any) -> Iterator[RawRow]:
     start = stream.peek(CHUNK_BYTES).removeprefix(BOM)
     for magic, (kind, allowed) in _NO_TEXTS.items():
         if start.startswith(magic):
-            raise SourceError(label, 0, Problem("unreadable_source", None, kind, allowed))
+            raise SourceError(label, 0, "unreadable_source", kind, allowed)
     for suffix, delimiter in DELIMITERS.items():
         if name.endswith(tuple(suffix + packed for packed in PACKED)) and not _JSON.match(start):
             return _read_table(stream, label, delimiter)
@@ -324,7 +325,7 @@ def _header(row: list[str], label: str, line: int) -> list[str]:
     if len(set(header)) < len(header):
         shown = f"header {shorten(row)}"
         allowed = "a first row of different names: write one above the rows if there is none"
-        raise SourceError(label, line, Problem("unreadable_source", None, shown, allowed))
+        raise SourceError(label, line, "unreadable_source", shown, allowed)
     return header
 
 
@@ -355,13 +356,13 @@ def _read_columns(path: Path, label: str, kind: str) -> Iterator[RawRow]:
     except TooLargeError as error:
         raise _too_large(label, error, number) from error
     except MemoryError as error:
-        size = f"rows from {number + 1} on that unpack to more than {MAX_BATCH_BYTES >> 20:,} MiB"
+        rows = f"rows from {number + 1} on that unpack to more than {MAX_BATCH_BYTES >> 20:,} MiB"
         allowed = f"less in {BATCH_ROWS} rows, of at most {MAX_ROW_BYTES >> 20} MiB each"
-        raise _too_large(label, TooLargeError(size, allowed), number) from error
+        raise _too_large(label, TooLargeError(rows, allowed), number) from error
     except (OSError, pyarrow.ArrowException) as error:
         where = f"{type(error).__name__}: {error}, after row {number}"
-        problem = Problem("unreadable_source", None, where, f"a file of {kind} readable to its end")
-        raise SourceError(label, number, problem) from error
+        allowed = f"a file of {kind} readable to its end"
+        raise SourceError(label, number, "unreadable_source", where, allowed) from error
 
 
 def _size(value: Any) -> int:

@@ -133,7 +133,7 @@ def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -
         problems.append(text_problem("prompt", prompt))
     parsed.problems += filter(None, problems)
     if not any(problems):
-        _parse_text_pair(prompt, chosen, rejected, parsed, row)
+        _parse_text_pair(prompt, str(chosen), str(rejected), parsed, row)
 
 
 def _parse_text_pair(
@@ -344,7 +344,8 @@ def _optional_int(
 
 def _parse_votes(row: dict[str, Any], parsed: ParsedRow) -> Votes | None:
     """Return the votes from three fields or one object; None where absent or wrong."""
-    names, values = VOTE_FIELDS, [row.get(name) for name in VOTE_FIELDS]
+    names: tuple[str, ...] = VOTE_FIELDS
+    values = [row.get(name) for name in VOTE_FIELDS]
     nested = row.get("votes")
     if nested is not None:
         names = tuple(f"votes.{name}" for name in PREFERS)

@@ -16,7 +16,6 @@ from trimtab.models.data.problems import (
     NUM_KEPT,
     BadRow,
     PreferenceDataError,
-    Problem,
     advice_on,
     length_problem,
 )
@@ -130,7 +129,7 @@ def _check_options(
         problems.append("sources: found none, allowed: at least one")
     for source in sources:
         problems += check_form(source.format, source.columns)
-    keys = Counter(source.key for source in sources)
+    keys = Counter(source.label for source in sources)
     repeated = [key for key, count in keys.items() if count > 1]
     if repeated:
         problems.append(f"sources: found {repeated} more than once, allowed: different names")
@@ -167,7 +166,7 @@ class _Loader:
 
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
-        counts = self.report.by_source.setdefault(source.key, RowCounts())
+        counts = self.report.by_source.setdefault(source.label, RowCounts())
         reader = RowReader(source, self.render)
         try:
             rows = read_source(source, self.report.ignored_files)
@@ -178,8 +177,7 @@ class _Loader:
             is_whole = self.max_rows is None or next(rows, None) is None
             self.is_whole &= is_whole
             if counts.read == 0 and is_whole:
-                problem = Problem("empty_source", None, "0 rows", "at least one row")
-                raise SourceError(source.label, 0, problem)
+                raise SourceError(source.label, 0, "empty_source", "0 rows", "at least one row")
             self._refuse_files(reader, is_whole=is_whole)
         except SourceError as error:
             self.bad_rows.append(error.refused())
@@ -206,7 +204,7 @@ class _Loader:
             if not parsed.is_waiting:
                 self._claim_id(parsed)
         if parsed.is_tie and not self.drop_ties:
-            parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
+            parsed.refuse("tie", "tie", "true", "false, as pairs need a winner")
         if parsed.problems:
             bad = raw.refused(parsed.problems[:NUM_KEPT])
             self.bad_rows.append(bad)
@@ -217,7 +215,7 @@ class _Loader:
         else:
             if self.fields is not None:
                 further = further_fields(raw.value, parsed, source.columns)
-                self.fields.add(source.key, counts.read, further)
+                self.fields.add(source.label, counts.read, further)
             if not parsed.is_waiting:
                 self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
 
@@ -225,7 +223,7 @@ class _Loader:
         """Take in the pairs of a good row, or of two rows that make one."""
         pairs = _pairs_of(parsed, source, place)
         self.pairs.extend(pairs)
-        rows: tuple[str | int, ...] = (source.key, *(parsed.rows or (counts.read,)))
+        rows: tuple[str | int, ...] = (source.label, *(parsed.rows or (counts.read,)))
         for pair in pairs:
             self.report.row_of[pair.id] = rows
             if parsed.is_against_scores is not None:

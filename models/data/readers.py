@@ -3,14 +3,13 @@
 import importlib
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from trimtab.models.data.files import KINDS, SUFFIXES, RawRow, SourceError, read_file
-from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.problems import shorten
 
 HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?(/[\w./-]+)?(:[\w.-]+)?")
 # A copy that `datasets` keeps of a changed data set.
@@ -26,49 +25,40 @@ class Source:
     """Where preference rows come from.
 
     path: a file of a kind in `files.KINDS`, a folder of them (one that `datasets.save_to_disk`
-    wrote too), or a hub data set `owner/name[/folder][:config]`. category: for rows that have none
-    of their own. split: of a hub data set (default "train"), or the files of a folder that carry
-    this word in their name or in that of a folder. name: what messages and records call the source
-    instead of its path; give one where the path is temporary, so that results do not depend on it.
-    format, columns: how its rows are written (`trimtab.models.data.presets`).
+    wrote too), or a hub data set `owner/name[/folder][:config]`, of which the split "train" is
+    read. category: for rows that have none. name: what messages and records call the source instead
+    of its path; give one where the path is temporary, so that results do not depend on it. format,
+    columns: how its rows are written (`trimtab.models.data.presets`).
     """
 
     path: str
     category: str | None = None
-    split: str | None = None
     name: str | None = None
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """The name for people, always printable as UTF-8."""
+        """The name for people, always printable as UTF-8; unique in a list of sources."""
         return _printable(self.name or self.path)
-
-    @property
-    def key(self) -> str:
-        """The label, with the split where there is one: unique in a list of sources."""
-        return self.label if self.split is None else f"{self.label}[{self.split}]"
 
 
 def read_source(source: Source, ignored_files: list[str]) -> Iterator[RawRow]:
     """Yield the rows of a source; names of skipped files are added to `ignored_files`.
 
-    Raises SourceError. Warns where `split` has no meaning.
+    Raises SourceError.
     """
     path, label = Path(source.path), source.label
     if source.path and path.is_dir():  # Path("") would be the current folder
         for file in _files_of_folder(path, source, ignored_files):
             yield from read_file(file, _name_in_folder(file, source))
     elif source.path and path.exists():
-        if source.split is not None:
-            warnings.warn(f"{label}: split {source.split!r} is ignored for a file", stacklevel=2)
         yield from read_file(path, label)
     elif looks_like_hub_id(source.path):
         yield from _read_hub(source)
     else:
         allowed = "an existing file or folder, or a hub id owner/name[/folder][:config]"
-        raise SourceError(label, 0, Problem("missing_source", None, repr(source.path), allowed))
+        raise SourceError(label, 0, "missing_source", repr(source.path), allowed)
 
 
 def _printable(path: str | Path) -> str:
@@ -87,24 +77,18 @@ def looks_like_hub_id(path: str) -> bool:
 
 
 def _files_of_folder(folder: Path, source: Source, ignored_files: list[str]) -> list[Path]:
-    """Return the folder's data files in order of name, those of the split if there is one."""
-    chosen: list[Path] = []
+    """Return the folder's data files in order of name."""
+    data: list[Path] = []
     others: list[Path] = []
     for file in sorted(_walk(folder)):
-        parts = file.relative_to(folder).parts
-        words = set(parts[:-1]) | set(re.split(r"[-._]", parts[-1]))
         is_data = file.is_file() and file.name.lower().endswith(SUFFIXES) and file.name[0] != "."
         is_data &= file.name not in METADATA and not CACHE.fullmatch(file.name)
-        in_split = source.split is None or source.split in words
-        (chosen if is_data and in_split else others).append(file)
+        (data if is_data else others).append(file)
     ignored_files.extend(_name_in_folder(file, source) for file in others)
-    if not chosen:
-        allowed = KINDS
-        if source.split is not None:
-            allowed += f" with the word {source.split!r} in the name"
+    if not data:
         names = shorten([file.name for file in others])
-        raise SourceError(source.label, 0, Problem("missing_source", None, names, allowed))
-    return chosen
+        raise SourceError(source.label, 0, "missing_source", names, KINDS)
+    return data
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -120,14 +104,12 @@ def _read_hub(source: Source) -> Iterator[RawRow]:
     address, _, config = source.path.partition(":")
     owner_and_name, folder = "/".join(address.split("/")[:2]), "/".join(address.split("/")[2:])
     try:
-        split = source.split or "train"
         rows = datasets.load_dataset(
-            owner_and_name, name=config or None, data_dir=folder or None, split=split
+            owner_and_name, name=config or None, data_dir=folder or None, split="train"
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         shown = f"{shorten(source.path)} ({type(error).__name__}: {str(error)[:300]})"
         allowed = "an existing file or folder, or a data set of the hub that can be reached"
-        problem = Problem("missing_source", None, shown, allowed)
-        raise SourceError(source.label, 0, problem) from error
+        raise SourceError(source.label, 0, "missing_source", shown, allowed) from error
     for number, row in enumerate(rows, start=1):
         yield RawRow(source.label, number, row, dict(row))

@@ -110,10 +110,9 @@ def split_pairs(
                 f"split by category: found {len(without)} pairs without one, such as "
                 f"{without[:NUM_NAMED]}; give their source a category, or split by prompt"
             )
-        by_category = _sides_of_categories(
-            Counter(str(pair.category) for pair in pairs), fractions, seed
-        )
-        sides = [by_category[str(pair.category)] for pair in pairs]
+        categories = [str(pair.category) for pair in pairs]
+        by_category = _sides_of_categories(Counter(categories), fractions, seed)
+        sides = [by_category[category] for category in categories]
     else:
         raise SplitError(f"split_by: found {split_by!r}, allowed: {get_args(SplitBy)}")
     for side, pair in zip(sides, pairs, strict=True):

@@ -39,16 +39,10 @@ def family_sizes(config: WorldConfig) -> FamilySizes:
     """Main: demonstrations, pairs, policy prompts, test, validation. Expert: forget set,
     demonstrations, validation. Held out: test, demonstrations, adaptation.
     """
-    num_eval = config.num_eval_prompts
+    num_demos, num_eval = config.num_demonstrations, config.num_eval_prompts
     return FamilySizes(
-        (
-            config.num_demonstrations,
-            config.num_pair_prompts,
-            config.num_policy_prompts,
-            num_eval,
-            num_eval,
-        ),
-        (NUM_FORGET, min(config.num_demonstrations // 10, MAX_EXPERT), EXPERT_JUDGED),
+        (num_demos, config.num_pair_prompts, config.num_policy_prompts, num_eval, num_eval),
+        (NUM_FORGET, min(num_demos // 10, MAX_EXPERT), EXPERT_JUDGED),
         (num_eval, 3 * num_eval, HELD_OUT_SHOWN),
     )
 

@@ -264,9 +264,9 @@ def test_a_saved_data_set_is_a_folder_of_data(tmp_path: Path, is_dict: bool) -> 
     if is_dict:
         data = datasets.DatasetDict({"train": data, "test": data.select(range(3))})
     data.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 2, "test": 1} if is_dict else 2)
-    source = Source(str(tmp_path / "saved"), split="train" if is_dict else None)
-    pairs, _, report = load_preferences([source])
-    assert [pair.prompt for pair in pairs] == [row["prompt"] for row in ROWS]
+    pairs, _, report = load_preferences([Source(str(tmp_path / "saved"))])
+    rows = [*ROWS[:3], *ROWS] if is_dict else ROWS  # the folder "test" comes before "train"
+    assert [pair.prompt for pair in pairs] == [row["prompt"] for row in rows]
     assert {Path(file).name for file in report.ignored_files} >= {"dataset_info.json", "state.json"}
 
 

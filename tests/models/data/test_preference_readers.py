@@ -24,8 +24,8 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def ids(path: str, split: str | None = None) -> list[str]:
-    pairs, _, _ = load_preferences([Source(path, split=split)])
+def ids(path: str) -> list[str]:
+    pairs, _, _ = load_preferences([Source(path)])
     return [pair.id for pair in pairs]
 
 
@@ -99,31 +99,17 @@ def test_a_folder_is_read_in_order_and_what_is_skipped_is_named(
     assert report.ignored_files == skipped
 
 
-def test_the_split_of_a_folder(write_rows: WriteRows, tmp_path: Path) -> None:
-    for n, name in enumerate(("train-0000.jsonl", "test.jsonl", "train/x.jsonl", "trainer.jsonl")):
-        write_rows([ROWS[n]], f"data/{name}")
-    assert ids(str(tmp_path / "data"), "train") == ["2", "0"]
-    with pytest.raises(PreferenceDataError, match="missing_source.*'dev' in the name"):
-        ids(str(tmp_path / "data"), "dev")
-
-
-def test_a_split_of_a_single_file_is_ignored_with_a_warning(write_rows: WriteRows) -> None:
-    path = write_rows([ROWS[0]])
-    with pytest.warns(UserWarning, match="split 'train' is ignored"):
-        assert ids(path, "train") == ["0"]
-
-
 @pytest.mark.parametrize(
-    ("path", "split", "expected"),
+    ("path", "expected"),
     [
-        ("owner/name", None, ("owner/name", None, None, "train")),
-        ("owner/name:config", "test", ("owner/name", "config", None, "test")),
-        ("owner/name/folder/deep", None, ("owner/name", None, "folder/deep", "train")),
-        ("name", None, ("name", None, None, "train")),
+        ("owner/name", ("owner/name", None, None, "train")),
+        ("owner/name:config", ("owner/name", "config", None, "train")),
+        ("owner/name/folder/deep", ("owner/name", None, "folder/deep", "train")),
+        ("name", ("name", None, None, "train")),
     ],
 )
 def test_a_hub_id_is_taken_apart(
-    monkeypatch: pytest.MonkeyPatch, path: str, split: str | None, expected: tuple[object, ...]
+    monkeypatch: pytest.MonkeyPatch, path: str, expected: tuple[object, ...]
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
@@ -132,7 +118,7 @@ def test_a_hub_id_is_taken_apart(
         return datasets.Dataset.from_list(ROWS[:2])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert ids(path, split) == ["0", "1"]
+    assert ids(path) == ["0", "1"]
     assert asked == [expected]
 
 
