@@ -351,7 +351,7 @@ def _locked(folder: Path) -> Iterator[str]:
     paths += folder.glob("*/outbox/**/*.jsonl")
     inodes = {(os.stat(path).st_dev, os.stat(path).st_ino): path for path in paths}
     for line in Path("/proc/locks").read_text().splitlines():
-        major, minor, inode = line.split()[5].split(":")
+        major, minor, inode = line.split()[-3].split(":")  # behind `->`, where it is waited for
         device = os.makedev(int(major, 16), int(minor, 16))
         if path := inodes.get((device, int(inode))):
             yield f"{path.relative_to(folder)}: {line}"
