@@ -104,7 +104,7 @@ def require_resumable(config: RunConfig, flow: str | None) -> None:
 def other_that_waits() -> str | None:
     """Another run of this deployment with the same parameters that is suspended: its name."""
     context = FlowRunContext.get()
-    run = context and context.flow_run
+    run = None if context is None else context.flow_run
     if run is None or run.deployment_id is None:
         return None
     with get_client(sync_client=True) as client:
