@@ -4,8 +4,8 @@
 
 A function is named for what it does, so its name begins with no preposition, but for those that the
 field reads at once: `from_` and `to_` convert, `with_` gives a changed copy, `on_` is called back.
-A variable is named for what it holds. A literal collection is written out, not unpacked into
-another.
+A variable is named for what it holds; a class's fields may be those of a file. A literal collection
+is written out, not unpacked into another.
 """
 
 from __future__ import annotations
@@ -27,21 +27,32 @@ VAGUE = frozenset("asked each found own said".split())
 
 def complaints(text: str) -> Iterator[tuple[int, str]]:
     """Line and sentence of all that is hard to read in a module's text."""
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    fields = {
+        statement.target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+    }
+    for node in ast.walk(tree):
+        if node in fields:
+            continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first, *rest = node.name.strip("_").split("_")
             if rest and first in PREPOSITIONS:
                 yield node.lineno, f"{node.name} begins with a preposition: say what it does"
-        elif (name := _bound_name(node)) in VAGUE:
-            yield node.lineno, f"a variable is called {name}: say what it holds"
+        elif isinstance(node, ast.Name | ast.arg) and _bound_name(node) in VAGUE:
+            yield node.lineno, f"a variable is called {_bound_name(node)}: say what it holds"
         elif isinstance(node, ast.Starred) and _is_constant(node.value):
             yield node.lineno, "a literal is unpacked into another: write its elements there"
 
 
-def _bound_name(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id
-    return node.arg if isinstance(node, ast.arg) else None
+def _bound_name(node: ast.Name | ast.arg) -> str | None:
+    """The name that a node gives to a value; None where it only reads one."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node.ctx, ast.Store) else None
 
 
 def _is_constant(node: ast.expr) -> bool:
