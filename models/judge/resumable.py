@@ -89,7 +89,7 @@ class ResumableBatch:
         progress = Progress(self.workdir)
         while len(self.rows) < len(items):
             part = items[len(self.rows) :][:items_at_once]
-            on_answer = _percent(progress, len(self.rows), len(items), answers_per_item)
+            on_answer = _report_percents(progress, len(self.rows), len(items), answers_per_item)
             try:
                 self.rows += make_rows(part, on_answer)
             except StoppedError:
@@ -112,10 +112,10 @@ def usage_totals(rows: Sequence[Row]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) for name in USAGE_COLUMNS}
 
 
-def _percent(
+def _report_percents(
     progress: Progress, num_finished: int, num_items: int, answers_per_item: int
 ) -> OnAnswer:
-    """To be called for every answer: reports progress once per percent of all items."""
+    """A function to call for every answer, which reports progress once per percent of all items."""
     answers = 0
 
     def on_answer() -> None:

@@ -73,14 +73,14 @@ def _sample(
     for number, folder in enumerate(policies):
         policy, tokenizer = load_policy(folder, is_frozen=True), load_tokenizer(folder)
         generator = torch.Generator().manual_seed(config.seed + number)
-        rows = [row for row, writer in enumerate(writers) if writer == number]
-        expert = [row for row in rows if family_of(prompts[row]).is_expert]
-        others = [row for row in rows if not family_of(prompts[row]).is_expert]
+        temperatures = {False: config.temperature, True: config.expert_temperature}
         with vllm_sampler(config, workdir):
-            for rows, temperature in (
-                (others, config.temperature),
-                (expert, config.expert_temperature),
-            ):
+            for is_expert, temperature in temperatures.items():
+                rows = [
+                    row
+                    for row, prompt in enumerate(prompts)
+                    if writers[row] == number and family_of(prompt).is_expert is is_expert
+                ]
                 if not rows:
                     continue
                 texts = respond_often(
