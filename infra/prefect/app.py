@@ -19,6 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from hmac import compare_digest
+from importlib import import_module
 from typing import Any
 
 from trimtab.infra.asgi import (
@@ -64,11 +65,10 @@ def check_schemas_once() -> None:
     It would check all of a schema four times as a deployment is made, and at every run that is
     started: for Trimtab's 0.6 s, in which it answers nobody. Flows have most definitions in common.
     """
-    from jsonschema import Draft202012Validator
     from prefect.utilities.schema_tools import validation
 
-    validators: Any = (Draft202012Validator, validation._VALIDATOR)
-    for validator in validators:
+    jsonschema: Any = import_module("jsonschema")  # without type stubs
+    for validator in (jsonschema.Draft202012Validator, validation._VALIDATOR):
         validator.check_schema = _check_parts_once(validator.check_schema)
 
 
