@@ -64,7 +64,7 @@ def audit(home: Path, seed: int, changes: list[str]) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "trimtab.flows.cli.cli",
+        "trimtab",
         "run",
         "default",
         "--flow",

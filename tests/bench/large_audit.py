@@ -127,7 +127,7 @@ def _read(folder: Path) -> dict[str, Any]:
 def audit(file: Path, home: Path, settings: Sequence[str]) -> dict[str, Any]:
     """The command, first start included, and the largest memory of its processes together."""
     environment = {**os.environ, "TRIMTAB_HOME": str(home)}
-    command = [sys.executable, "-m", "trimtab.flows.cli.cli", "audit", str(file), *settings]
+    command = [sys.executable, "-m", "trimtab", "audit", str(file), *settings]
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     with _memory(process.pid) as most:

@@ -31,9 +31,7 @@ def give_tables(folder: Path) -> None:
         shutil.copy(TABLES[0], folder / "prefect.db")
 
 
-def start(
-    home: Path, *arguments: str, module: str = "trimtab.flows.cli.cli"
-) -> subprocess.Popen[str]:
+def start(home: Path, *arguments: str, module: str = "trimtab") -> subprocess.Popen[str]:
     """Start the command; its output is one text."""
     give_tables(home / "prefect")
     return subprocess.Popen(

@@ -22,9 +22,9 @@ class Listener:
     def wait_for(self, event: str, seconds: float = 30.0) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for event in list(self.received):
-                if event["event"] == event:
-                    return event
+            for notice in list(self.received):
+                if notice["event"] == event:
+                    return notice
             time.sleep(0.2)
         raise TimeoutError(f"{event} did not come; {self.received} did")
 

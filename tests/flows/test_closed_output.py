@@ -20,7 +20,7 @@ def test_nothing_is_said_when_nobody_reads(tmp_path: Path, command: list[str]) -
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "trimtab.flows.cli.cli", *command],
+        [sys.executable, "-m", "trimtab", *command],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
         stdout=writing,
         stderr=subprocess.PIPE,

@@ -164,7 +164,7 @@ def test_the_pages_are_served_until_ctrl_c(tmp_path: Path) -> None:
     port = free_ports(2)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "trimtab.flows.cli.cli", "ui"),
+            *(sys.executable, "-P", "-m", "trimtab", "ui"),
             *("--port", str(port), "--mlflow-port", str(port + 1)),
         ],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},

@@ -189,7 +189,7 @@ def _undisturbed(seed: int, home: Path) -> dict[str, str]:
     """Key -> digest of every artifact of the same runs, in a home of their own."""
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRIMTAB_"))}
     for changes in CONFIGURATIONS:
-        command = [sys.executable, "-m", "trimtab.flows.cli.cli", "run", "smoke", f"seed={seed}"]
+        command = [sys.executable, "-m", "trimtab", "run", "smoke", f"seed={seed}"]
         command += [f"ppo.{name}={value}" for name, value in changes["ppo"].items()]
         subprocess.run(
             command,

@@ -58,7 +58,7 @@ def _run_all(home: Path, number: int) -> tuple[float, int, list[str]]:
         command = [
             sys.executable,
             "-m",
-            "trimtab.flows.cli.cli",
+            "trimtab",
             "run",
             "smoke",
             f"seed={index % SEEDS}",
