@@ -42,11 +42,26 @@ class Outbox:
         self._has_warned = False
         self._lock = threading.Lock()
 
+    def read(self) -> None:
+        """Take what the file holds, and cut off the last line where a kill left it in pieces."""
+        assert self._stream is not None
+        end = 0
+        for line in self._stream.readall().splitlines(keepends=True):
+            try:
+                self.waiting.append(json.loads(line))
+            except ValueError:
+                break
+            end += len(line)
+            self._first_bytes = self._first_bytes or end
+        self._stream.truncate(end)
+        self._stream.seek(end)
+
     def add(self, record: Record) -> None:
         """Keep a record that is to be sent."""
+        line = json.dumps(record).encode() + b"\n"
         with self._lock:
             self.waiting.append(record)
-            self._unwritten += json.dumps(record).encode() + b"\n"
+            self._unwritten += line
             self._first_bytes = self._first_bytes or len(self._unwritten)
         self.write()
 
@@ -118,7 +133,7 @@ def _take_over(path: Path) -> Outbox | None:
         if not status.st_nlink:  # another has just sent it
             return None
         outbox = Outbox(path, stream)
-        outbox.waiting.extend(_whole_records(stream.readall()))
+        outbox.read()
         stack.pop_all()
     if not any("end" in record for record in outbox.waiting):
         last = int(status.st_mtime * 1000)
@@ -134,15 +149,6 @@ def _new_file(path: Path) -> FileIO:
     fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
     unnamed.rename(path)
     return stream
-
-
-def _whole_records(data: bytes) -> Iterator[Record]:
-    """The records of a file; the last line is in pieces where a kill came between."""
-    for line in data.splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
 
 
 class Background:

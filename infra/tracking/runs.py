@@ -150,15 +150,16 @@ class Tracking:
 
         try:
             return True, function(self.connect())
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except Exception as error:
+            # A server's artifacts may lie in S3, whose errors have no class in common.
+            is_of_s3 = type(error).__module__.partition(".")[0] in ("boto3", "botocore")
+            if not is_of_s3 and not isinstance(error, MlflowException | SQLAlchemyError | OSError):
+                raise
             return self._is_refusal(error), None
 
     def _is_refusal(self, error: Exception) -> bool:
         """Whether it is wrong what was sent; otherwise MLflow is left alone for a while."""
-        rejected = getattr(error, "error_code", "") in (
-            "INVALID_PARAMETER_VALUE",
-            "RESOURCE_DOES_NOT_EXIST",
-        )
+        rejected = _is_rejected(error)
         if not rejected:
             self._down_until = time.monotonic() + _RETRY_SECONDS
         kind = getattr(error, "error_code", type(error).__name__)
@@ -193,15 +194,15 @@ class Tracking:
             if not self._unsent:
                 return
             if time.monotonic() >= deadline:
-                place = self.outbox or "memory"
-                text = "MLflow at %s lacks data of %d runs; the next run sends it from %s"
-                logger.warning(text, self.uri, len(self._unsent), place)
+                rest = f"; the next run sends what lies in {self.outbox}" if self.outbox else ""
+                text = "MLflow at %s lacks data of %d runs%s"
+                logger.warning(text, self.uri, len(self._unsent), rest)
                 return
             time.sleep(_FLUSH_RETRY_SECONDS)
 
     def _send_unsent(self) -> None:
         for run in list(self._unsent):
-            run.send_waiting()
+            run.send_all_waiting()
         with self._unsent_lock:
             self._unsent = [run for run in self._unsent if run.has_unsent]
 
@@ -280,11 +281,26 @@ class TrackedRun:
         with self._sending:
             while self._outbox.waiting:
                 record = self._outbox.waiting[0]
-                if not self.tracking.attempt(partial(self._deliver, record))[0]:
+                try:
+                    is_over, _ = self.tracking.attempt(partial(self._deliver, record))
+                except Exception:
+                    self._outbox.remove_first()  # it would hold up all that follow
+                    raise
+                if not is_over:
                     self._outbox.write()
                     return False
                 self._outbox.remove_first()
         return True
+
+    def send_all_waiting(self) -> None:
+        """Send what waits, leaving out, with a warning, what raises an error of no known kind."""
+        while True:
+            try:
+                self.send_waiting()
+            except Exception:
+                logger.warning("MLflow lacks a record of a run", exc_info=True)
+            else:
+                return
 
     def page(self, artifact: str = "") -> str | None:
         """The address of the run's page, or of one of its artifacts; None without a server."""
@@ -369,7 +385,10 @@ class TrackedRun:
                 client.log_inputs(self.run_id, datasets)
         elif kind == "artifacts":
             with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-                list(pool.map(partial(self._copy, client), value))  # raises what a copy has raised
+                copies = [pool.submit(self._copy, client, file) for file in value]
+            errors = [error for copy in copies if (error := copy.exception())]
+            if errors:  # what is to be tried again before what is refused
+                raise min(errors, key=_is_rejected)
         elif kind == "end" and not (record.get("unless_ended") and self._has_ended(client)):
             client.set_terminated(self.run_id, value, end_time=record["time"])
 
@@ -411,6 +430,12 @@ class TrackedRun:
         elif self.run_id is None and self.tags:
             self.run_id = next(iter(self.tracking.search(client, self.tags, "RUNNING")), None)
         return self.run_id
+
+
+def _is_rejected(error: BaseException) -> bool:
+    """Whether MLflow refuses a request for what it asks."""
+    code = getattr(error, "error_code", "")
+    return code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST")
 
 
 def _now() -> int:

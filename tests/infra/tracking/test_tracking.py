@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from trimtab.infra.processes.launch import (
     LineTail,
@@ -28,6 +30,7 @@ from trimtab.infra.processes.launch import (
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.settings import Settings, SettingsError
 from trimtab.infra.tracking.mlflow_calls import follow_move
+from trimtab.infra.tracking.outbox import take_over_files
 from trimtab.infra.tracking.registry import Registry
 from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
 
@@ -413,6 +416,74 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_sent(
         unreadable.rmdir()
     assert _client(settings).get_run(run.run_id).info.status == "KILLED"
     assert [r for r in caplog.records if "0.jsonl" in r.message and "Is a directory" in r.message]
+
+
+def test_an_error_of_no_known_kind_holds_up_no_other_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("unknown error")
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking._client, "log_batch", _fail)
+        with pytest.raises(RuntimeError, match="not foreseen"):
+            run.log(metrics={"lost": 1.0})
+        tracking._down_until = time.monotonic() + 60
+        run.log(metrics={"lost too": 1.0})
+        run.end()
+        tracking.flush()
+    assert not run.has_unsent
+    assert _client(settings).get_run(run.run_id).info.status == "FINISHED"
+    assert [r for r in caplog.records if "lacks a record" in r.message]
+
+
+def _fail(*_: Any, **__: Any) -> None:
+    raise RuntimeError("not foreseen")
+
+
+def test_an_artifact_that_is_refused_takes_no_other_with_it(
+    settings: Settings, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    for number in range(12):
+        (tmp_path / f"a{number}").write_text("")
+    run = tracking.start_run("artifacts")
+    log, states = tracking._client.log_artifact, {"a3": "away", "a7": "refused"}
+
+    def log_or_fail(run_id: str, path: str, inner: str | None) -> None:
+        match states.get(Path(path).name):
+            case "away":
+                raise S3UploadFailedError("the bucket cannot be reached")
+            case "refused":
+                raise MlflowException("no such name", error_code=INVALID_PARAMETER_VALUE)
+        log(run_id, path, inner)
+
+    monkeypatch.setattr(tracking._client, "log_artifact", log_or_fail)
+    run.log_artifacts(tmp_path)
+    assert run.has_unsent
+    del states["a3"]
+    tracking.flush()
+    assert not run.has_unsent
+    names = {file.path for file in _client(settings).list_artifacts(run.run_id)}
+    assert names == {f"a{number}" for number in range(12)} - {"a7"}
+
+
+def test_a_line_in_pieces_is_cut_off_before_the_run_s_end_is_written(settings: Settings) -> None:
+    tracking = Tracking.from_settings(settings, "toy")
+    run = tracking.start_run("torn")
+    path = _file_of(run)
+    first = path.read_bytes()
+    path.write_bytes(first + b'{"batch": {"met')
+    assert run._outbox._stream is not None
+    run._outbox._stream.close()
+    for _ in range(2):  # the first of the two dies before MLflow is back
+        (outbox,) = (box for box in take_over_files(path.parent) if box._path == path)
+        lines = path.read_bytes().splitlines(keepends=True)
+        assert lines[0] == first and len(lines) == 2
+        assert json.loads(lines[1])["end"] == "KILLED"
+        assert outbox._stream is not None
+        outbox._stream.close()
+    path.unlink()
 
 
 @pytest.mark.parametrize("disk_is_full", [False, True])
