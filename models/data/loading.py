@@ -16,6 +16,7 @@ from trimtab.models.data.problems import (
     NUM_KEPT,
     BadRow,
     PreferenceDataError,
+    Problem,
     advice_on,
     length_problem,
 )
@@ -167,7 +168,7 @@ class _Loader:
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
         counts = self.report.by_source.setdefault(source.label, RowCounts())
-        reader = RowReader(source, self.render)
+        reader = RowReader(source, self.render, self._length_problems)
         try:
             rows = read_source(source, self.report.ignored_files)
             for raw in islice(rows, self.max_rows):
@@ -200,7 +201,7 @@ class _Loader:
             parsed = ParsedRow(problems=[raw.problem])
         else:
             parsed = reader.parse(raw, counts.read)
-            self._check_lengths(parsed)
+            parsed.problems += self._length_problems(parsed)
             if not parsed.is_waiting:
                 self._claim_id(parsed)
         if parsed.is_tie and not self.drop_ties:
@@ -234,16 +235,21 @@ class _Loader:
         for name in parsed.ignored:
             self.report.ignored_fields[name] += num_rows
 
-    def _check_lengths(self, parsed: ParsedRow) -> None:
+    def _length_problems(self, parsed: ParsedRow) -> list[Problem]:
         tokens = self.max_tokens
         most, count = (None, None) if tokens is None else (tokens.most, tokens.count)
-        for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
-            text = parsed.prompt + answer
-            problem = length_problem(
-                name, text, self.max_characters, most, count, of=" of prompt and answer"
+        problems = (
+            length_problem(
+                name,
+                parsed.prompt + answer,
+                self.max_characters,
+                most,
+                count,
+                of=" of prompt and answer",
             )
-            if problem is not None:
-                parsed.problems.append(problem)
+            for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False)
+        )
+        return [problem for problem in problems if problem is not None]
 
     def _claim_id(self, parsed: ParsedRow) -> None:
         """Give a row an id of its own: one made from its texts where it has none.

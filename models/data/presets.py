@@ -90,11 +90,11 @@ def _arena_turns(row: Row, mapped: Mapped) -> None:
         for side in ("chosen", "rejected"):
             answers = columns[mapped.names[side]]
             turns = zip(columns["prompt"], answers, strict=True)
-            mapped.values[side] = [message for turn in turns for message in _exchange(turn)]
+            mapped.values[side] = [message for turn in turns for message in _turn_messages(turn)]
         del mapped.values["prompt"]
 
 
-def _exchange(turn: Sequence[Any]) -> list[dict[str, Any]]:
+def _turn_messages(turn: Sequence[Any]) -> list[dict[str, Any]]:
     """What the user said and the assistant answered, as messages."""
     roles = zip(("user", "assistant"), turn, strict=True)
     return [{"role": role, "content": text} for role, text in roles]
@@ -233,7 +233,7 @@ def _turns_before(row: Row, mapped: Mapped) -> list[Any]:
         if isinstance(turn, dict):
             before.append(turn)
         elif isinstance(turn, list | tuple) and len(turn) == 2:
-            before += _exchange(turn)
+            before += _turn_messages(turn)
         else:
             allowed = "a list of turns, each of two texts: the user's and the assistant's"
             mapped.refuse("wrong_type", "history", turn, allowed)

@@ -34,9 +34,6 @@ class RowCounts:
     over_limit: int = 0
     unpaired: int = 0
 
-    def __post_init__(self) -> None:
-        self.check()
-
     def check(self) -> None:
         """Raise ValueError where a row was lost."""
         places = dataclasses.astuple(self)[1:]
@@ -86,6 +83,8 @@ class RowAccount:
     against_scores: int = 0
 
     def __post_init__(self) -> None:
+        for counts in (self.rows, *self.by_source.values()):
+            counts.check()
         total = RowCounts.total(self.by_source.values())
         for name, count in dataclasses.asdict(total).items():
             if count != getattr(self.rows, name):
@@ -216,7 +215,7 @@ class PreferenceReport:
     margin, whether these prefer the rejected answer. row_of: by a pair's id the key of its source
     and the numbers of its rows, from 1, of two rows first that of the chosen answer.
     ignored_fields: fields of used rows that mean nothing here, and in how many rows;
-    ignored_files: files of folders that are no data, or of another split.
+    ignored_files: files of folders that are no data.
     """
 
     by_source: dict[str, RowCounts] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -112,14 +112,20 @@ def _find_forms(
 class RowReader:
     """Reads the rows of one source by its `format` and `columns`. Raises ColumnsError.
 
+    length_problems: of a row that is too long, which then waits for no other half.
     given_up: files of which so many rows are of no known form, and none of one, that the rest need
     not be read.
     """
 
-    def __init__(self, source: Source, render: Render | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        render: Render | None = None,
+        length_problems: Callable[[ParsedRow], Sequence[Problem]] = lambda _: (),
+    ) -> None:
         if problems := check_form(source.format, source.columns):
             raise ColumnsError("; ".join(problems))
-        self.render = render
+        self.render, self.length_problems = render, length_problems
         self.given_up: set[str] = set()
         self.format, self.columns = source.format, source.columns
         self._renamed = {theirs: name for name, theirs in source.columns.items() if name != theirs}
@@ -241,14 +247,17 @@ class RowReader:
         code = number_of(row.get("label"))
         if isinstance(code, int | float) and not isinstance(code, bool):
             mapped.code, mapped.is_told = code, is_good is not None
-        if parsed.problems or is_good is None:
+        problems = [*parsed.problems, *self.length_problems(parsed)]
+        if raw.is_text:
+            problems += _text_problems(row)
+        if problems or is_good is None:  # what is refused is nobody's other half
             return parsed
         key = raw.file, parsed.prompt
         others = self._waiting.get((*key, not is_good))
         if not others:
             parsed = dataclasses.replace(parsed, lines=(raw.line,), rows=(number,), is_waiting=True)
             self._waiting[*key, is_good].append(parsed)
-            return dataclasses.replace(parsed)
+            return dataclasses.replace(parsed)  # what is returned has its fields renamed
         other, answer = others[0], parsed.answers[0]
         if answer.strip() == other.answers[0].strip():
             allowed = f"an answer other than that of line {other.lines[0]}, whose label differs"

@@ -171,9 +171,9 @@ def relabel_soft_labels(relabelled: Relabel, soft: Tensor) -> Relabel:
     Returns a new Relabel, `relabelled` is kept.
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
     """
-    require_shape("relabel_soft_labels", 1, label=relabelled.label, given=soft)
+    require_shape("relabel_soft_labels", 1, label=relabelled.label, soft=soft)
     if not bool(((soft >= 0) & (soft <= 1)).all()):
-        raise ValueError("relabel_soft_labels: given must be probabilities in [0, 1]")
+        raise ValueError("relabel_soft_labels: soft must be probabilities in [0, 1]")
     label = relabelled.label * soft + (1 - relabelled.label) * (1 - soft)
     return relabelled._replace(label=label)
 

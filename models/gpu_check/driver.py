@@ -17,6 +17,7 @@ import platform
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -197,11 +198,19 @@ def forked(function: Callable[[], None], log: Path | None = None) -> ForkProcess
             sys.stdout = sys.stderr = stream = log.open("a", buffering=1)
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
+        code = 1
         try:
             function()
+            code = 0
         except LeftOutError as reason:
             print(reason)
-            sys.exit(LEFT_OUT)
+            code = LEFT_OUT
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # a thread or child that is left would hold up another way to end
 
     child = multiprocessing.get_context("fork").Process(target=run)
     child.start()

@@ -77,5 +77,10 @@ def shown(value: float | str) -> str:
 def _folded(text: str, indent: int) -> list[str]:
     margin = " " * indent
     return textwrap.wrap(
-        text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+        " ".join(text.split()),
+        WIDTH,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -9,6 +9,7 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trimtab.models.config.policy import RejectionSamplingConfig
@@ -38,7 +39,12 @@ def run(config: RejectionSamplingConfig, stage: Stage) -> None:
 def best_answers(
     prompts: Sequence[str], responses: Sequence[str], scores: Sequence[float]
 ) -> dict[str, tuple[str, float]]:
-    """The best of all samples of a prompt, with its score; of equal ones the earliest."""
+    """The best of all samples of a prompt, with its score; of equal ones the earliest.
+
+    Raises ValueError for a score that is NaN.
+    """
+    if any(map(math.isnan, scores)):
+        raise ValueError("best_answers: scores hold NaN; score the answers again")
     best: dict[str, tuple[str, float]] = {}
     for prompt, response, score in zip(prompts, responses, scores, strict=True):
         if prompt not in best or score > best[prompt][1]:

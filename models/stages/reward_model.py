@@ -139,7 +139,7 @@ def folds_of(rows: Sequence[Row], num_folds: int, fold_by: Literal["prompt", "pa
         groups = torch.tensor(cluster_ids(row["prompt"] for row in rows), device="cpu")
     else:
         groups = torch.from_numpy(answer_pairs_of(rows))
-    return fold_of(int(groups.max()) + 1, num_folds, FOLD_SEED)[groups]
+    return fold_of(len(groups.unique()), num_folds, FOLD_SEED)[groups]
 
 
 def score_splits(

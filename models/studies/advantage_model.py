@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from trimtab.models.reporting.kit.names import capitalised
 from trimtab.models.reporting.run.scorers import (
     answer_scores,
     category_moments,
@@ -46,7 +47,6 @@ from trimtab.models.studies.results import (
     SeedResult,
     Table,
     bar_plot,
-    capitalised,
     line_at,
 )
 from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSALS, Variant

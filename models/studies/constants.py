@@ -14,9 +14,10 @@ from statistics import fmean
 import torch.nn.functional as F
 
 from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.reporting.kit.names import capitalised
 from trimtab.models.studies.measures import KL, SeedRun, share_right
 from trimtab.models.studies.registry import READERS, Reader
-from trimtab.models.studies.results import Plot, SeedResult, capitalised, line_at
+from trimtab.models.studies.results import Plot, SeedResult, line_at
 from trimtab.models.studies.variants import CONSTANTS
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"

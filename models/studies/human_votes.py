@@ -6,7 +6,7 @@ Measures of the test pairs, which no member was trained on, and of the training 
 from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
-from trimtab.models.reporting.kit.names import STRENGTH_NAMES
+from trimtab.models.reporting.kit.names import STRENGTH_NAMES, capitalised
 from trimtab.models.reporting.run.human_votes import vote_agreement, voted_rows
 from trimtab.models.reporting.run.labels import (
     LabelNoise,
@@ -16,7 +16,7 @@ from trimtab.models.reporting.run.labels import (
 )
 from trimtab.models.studies.measures import SeedRun
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_at
+from trimtab.models.studies.results import Plot, Rows, SeedResult, line_at
 from trimtab.models.studies.variants import FLIP_SHARES, flipped
 
 exhibit = exhibits_in("human-votes")

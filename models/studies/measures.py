@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.kit.names import capitalised
 from trimtab.models.reporting.run.policies import Curve, training_curve
-from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, capitalised, line_of
+from trimtab.models.studies.results import Line, Plot, Rows, Table, bar_plot, line_of
 from trimtab.models.studies.variants import Variant
 
 KL, LOST, GAINED = "KL, nats", "forget, lose", "score gained, spreads"

@@ -109,7 +109,7 @@ def _dashed(name: str) -> str:
 
 
 def _declarations(source: str) -> Iterator[Exhibit]:
-    """The exhibits that a module's functions read, in order."""
+    """The exhibits that a module's functions read, in order; `exhibit` is their only decorator."""
     paper = ""
     for node in ast.parse(source).body:
         match node:

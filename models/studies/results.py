@@ -159,11 +159,6 @@ def precision_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, st
     return {column: f"{value:.3f}" for column, value in widths.items() if value is not None}
 
 
-def capitalised(words: str) -> str:
-    """Words with a capital first letter; acronyms stay."""
-    return words[:1].upper() + words[1:]
-
-
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
     """A table in a line: of one row its columns, of several the first two of each."""
     wide = MAX_FIGURES if len(table) == 1 else 2

@@ -8,10 +8,11 @@ ratings.
 from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.reporting.kit.names import capitalised
 from trimtab.models.reporting.run.labels import ai_labeler
 from trimtab.models.studies.measures import SeedRun, outcome_plot
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Plot, Rows, SeedResult, capitalised, line_of
+from trimtab.models.studies.results import Plot, Rows, SeedResult, line_of
 from trimtab.models.studies.variants import AS_GOOD
 
 exhibit = exhibits_in("rlaif")

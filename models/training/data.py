@@ -105,8 +105,8 @@ def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    records: N rows as they were read. rows: N candidates of two responses. label, margin, weight:
-    (N,); 1, 0, 1 for raw pairs.
+    records: N rows as they were read, but for messages and opinions. rows: N candidates of two
+    responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     records: list[dict[str, Any]]
@@ -169,6 +169,9 @@ def read_pairs(
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
+    for row in rows:  # all stay in memory
+        row.pop("messages", None)
+        row.pop("opinions", None)
     prompts = [row["prompt"] for row in rows]
     responses = [(row["chosen"], row["rejected"]) for row in rows]
     categories = [row.get("category") for row in rows]

@@ -85,7 +85,7 @@ def _numbers(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The metric rows of a `metrics.jsonl`, each with its `step`."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [{"step": row["step"], **row["metrics"]} for row in rows if "metrics" in row]
 
 

@@ -85,12 +85,12 @@ class Worker:
     def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
 
-        requests = self.engine.generate(
+        outputs = self.engine.generate(
             [{"prompt_token_ids": ids} for ids in request["prompts"]],
             [SamplingParams(seed=seed, **request["sampling"]) for seed in request["seeds"]],
             use_tqdm=False,
         )
-        first = [row.outputs[0] for row in requests]
+        first = [row.outputs[0] for row in outputs]
         return {
             "responses": [list(one.token_ids) for one in first],
             "logprobs": [_own_logprobs(one) for one in first],

@@ -611,6 +611,22 @@ def test_what_is_wrong_is_told_by_the_rows_own_columns(
     assert (report.total.read, report.total.quarantined) == (3, 1)
 
 
+@pytest.mark.parametrize("reason", ["wrong_type", "too_long"])
+def test_a_refused_row_waits_for_no_other_half(write_rows: WriteRows, reason: str) -> None:
+    """It is refused, and neither unpaired nor half of a pair."""
+    bad = "\"[{'role': 'user', 'content': 'x'}]\"" if reason == "wrong_type" else "hi " * 40
+    rows = ["hi,yes,true", "hi,no,false", f"{bad},fine,true", f"{bad},wrong,false"]
+    path = write_rows([line.encode() for line in ("prompt,completion,label", *rows)], "kto.csv")
+    pairs, bad_rows, report = load_preferences(
+        [Source(path)], on_bad_rows="quarantine", max_characters=50
+    )
+    assert [(pair.chosen, pair.rejected) for pair in pairs] == [("yes", "no")]
+    assert [(row.line, row.reason) for row in bad_rows] == [(4, reason), (5, reason)]
+    total = report.total
+    assert (total.read, total.used, total.quarantined, total.unpaired) == (4, 2, 2, 0)
+    assert look_through([Source(path)]).report.total.read == 4
+
+
 def test_kto_rows_pair_up_and_those_that_do_not_are_counted(write_rows: WriteRows) -> None:
     rows = [
         {"prompt": [USER], "completion": [TWO], "label": True},

@@ -126,7 +126,7 @@ def test_other_values_and_shapes_are_refused() -> None:
     outside = torch.tensor([1.2], dtype=DOUBLE)
     with pytest.raises(ValueError, match=r"preferred_labels: preference must be probabilities"):
         preferred_labels(outside, soft=True)
-    with pytest.raises(ValueError, match=r"relabel_soft_labels: given must be probabilities"):
+    with pytest.raises(ValueError, match=r"relabel_soft_labels: soft must be probabilities"):
         relabel_soft_labels(_relabelled([1.0]), outside)
     with pytest.raises(ShapeError):
         relabel_soft_labels(_relabelled([1.0]), torch.ones(2, dtype=DOUBLE))

@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 
-from trimtab.models.gpu_check.driver import Bench, LeftOutError
+from trimtab.models.gpu_check.driver import Bench, LeftOutError, forked
 
 
 def measures(bench: Bench) -> None:
@@ -39,6 +40,16 @@ def kills_itself(_: Bench) -> None:
 
 def leaves_a_child(bench: Bench) -> None:
     bench.note("child", subprocess.Popen(["sleep", "600"]).pid)
+
+
+def leaves_a_thread(bench: Bench) -> None:
+    bench.note("rate", 1.0)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+def fails_beside_a_fork(_: Bench) -> None:
+    forked(lambda: time.sleep(600))
+    raise ValueError("the real reason")
 
 
 def cannot_run_here(_: Bench) -> None:

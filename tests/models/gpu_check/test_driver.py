@@ -90,6 +90,13 @@ def test_nothing_outlives_a_part(
     assert then["ok"] is True
 
 
+def test_a_part_ends_though_a_thread_or_a_fork_of_it_does_not(tmp_path: Path) -> None:
+    _, results = run(tmp_path, part("leaves_a_thread"), part("fails_beside_a_fork"))
+    left, failed = results["parts"]
+    assert left["ok"] is True
+    assert (failed["ok"], failed["why"]) == (False, "ValueError: the real reason")
+
+
 def test_what_does_not_fit_or_cannot_run_is_left_out_and_says_so(tmp_path: Path) -> None:
     status, results = run(
         tmp_path,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.models.config.training import ModelConfig, precision_of
+from trimtab.models.config.training import ModelConfig, precision_of, with_precision
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.gpu_check import correctness, speed
 from trimtab.models.gpu_check.driver import Bench, WrongError
@@ -76,8 +76,9 @@ def test_precision_is_set_where_a_stage_has_it(bench: Bench) -> None:
     smoke = recipe_named("smoke")
     for stage, config in (("ppo_max", smoke.ppo), ("reward_model", smoke.reward_model)):
         bench.request["smoke"][stage] = config.model_dump(mode="json")
-        assert precision_of(smoke_config(bench, stage, "bfloat16")) == "bfloat16"
-        assert precision_of(config) == "auto"
+        changed = smoke_config(bench, stage, "bfloat16")
+        assert (precision_of(changed), precision_of(config)) == ("bfloat16", "auto")
+        assert with_precision(changed, "auto") == config
     bench.request["smoke"]["world"] = smoke.world.model_dump(mode="json")
     assert smoke_config(bench, "world", "bfloat16") == smoke.world
 

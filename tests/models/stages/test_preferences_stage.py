@@ -330,8 +330,9 @@ def test_every_row_is_in_exactly_one_place(tmp_path: Path, max_pairs: int | None
 
 
 def test_an_account_that_does_not_add_up_is_refused() -> None:
+    lost = RowCounts(read=4, used=2, quarantined=1, ties_dropped=0, over_limit=0)
     with pytest.raises(ValueError, match="rows do not add up"):
-        RowCounts(read=4, used=2, quarantined=1, ties_dropped=0, over_limit=0)
+        RowAccount(lost, {"a": lost}, {"too_long": 1}, None, 2, 2, 0, 0, 0, 0)
     rows = RowCounts(read=4, used=2, quarantined=1, ties_dropped=0, over_limit=1)
     with pytest.raises(ValueError, match="sources' read rows come to 0"):
         RowAccount(rows, {}, {"too_long": 1}, None, 2, 2, 0, 0, 0, 0)
