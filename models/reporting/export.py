@@ -139,7 +139,7 @@ def export_pairs(sources: Mapping[str, Path], target: Path, *, is_spaced: bool =
 def cleaned_pairs(
     path: Path, *, as_messages: bool = False, is_spaced: bool = False
 ) -> Iterator[dict[str, Any] | None]:
-    """The rows of raw or relabelled pairs as TRL takes them: flipped ones turned round, without
+    """The rows of raw or relabelled pairs as TRL takes them: flipped ones swapped, without
     those of weight 0. All have the same fields, of the same types.
 
     `probability`, that `chosen` is better, is the pair's label: TRL takes a `label` for that of one

@@ -79,11 +79,11 @@ def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Ques
                     "theirs": theirs,
                 }
                 question = (answer["prompt"], answer["response"], other["response"])
-                turned = (answer["prompt"], other["response"], answer["response"])
-                if question == turned:
+                swapped = (answer["prompt"], other["response"], answer["response"])
+                if question == swapped:
                     yield game, None, 1
-                elif turned in known:
-                    yield game, turned, -1
+                elif swapped in known:
+                    yield game, swapped, -1
                 else:
                     known.add(question)
                     yield game, question, 1

@@ -195,9 +195,9 @@ def test_ratings_equal_loop_and_invariants() -> None:
     score, normalised = expected_score(probabilities)
     for row, value in zip(probabilities.tolist(), score.tolist(), strict=True):
         assert value == pytest.approx(sum((i + 1) * p for i, p in enumerate(row)), abs=1e-12)
-    mirrored, turned = expected_score(probabilities.flip(1))
+    mirrored, swapped = expected_score(probabilities.flip(1))
     torch.testing.assert_close(mirrored, 11 - score)
-    torch.testing.assert_close(turned, -normalised)
+    torch.testing.assert_close(swapped, -normalised)
     assert bool((normalised.abs() <= 1).all())
 
 
