@@ -187,34 +187,14 @@ def log_odds_votes(preference: Tensor, understood: Tensor) -> Tensor:
     return votes.where(understood & (preference != 0.5), torch.nan)
 
 
-def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Agreement of two judges over N cases: raw, and beyond chance [KAPPA eq. 1].
+def kappa_of_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Agreement of two judges: raw, and beyond chance [KAPPA eq. 1]; of many samples at once.
 
     p_o = share of equal verdicts; p_e = sum_c share_1(c) share_2(c); kappa = (p_o - p_e)/(1 - p_e).
 
-    first, second: (N,), verdicts of any kind and number (win 1, tie 0, lose -1), not floating.
-    Returns p_o in [0, 1] and kappa in [-1, 1], float64 scalars; kappa is NaN where both judges give
-    one and the same verdict throughout, as chance would agree just as well.
-    Raises ShapeError for other shapes and for floating-point verdicts.
-    """
-    require_shape("cohen_kappa", 1, first=first, second=second)
-    if first.is_floating_point() or second.is_floating_point():
-        raise ShapeError(
-            f"cohen_kappa: verdicts must be whole, found {first.dtype} and {second.dtype}; pass "
-            "them as .long()"
-        )
-    classes, place = torch.unique(torch.cat([first, second]), return_inverse=True)
-    mine, theirs = place.split(first.shape[0])
-    count = len(classes)
-    counts = torch.bincount(count * mine + theirs, minlength=count * count)
-    return kappa_of_counts(counts.reshape(count, count))
-
-
-def kappa_of_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """`cohen_kappa` from how often two judges gave which verdicts, of many samples at once.
-
     counts: (..., C, C), n_cd = how often the first judge said c and the second d; some above 0.
-    Returns p_o and kappa (...), float64; kappa is NaN as in `cohen_kappa`.
+    Returns p_o in [0, 1] and kappa in [-1, 1], (...), float64; kappa is NaN where both judges give
+    one and the same verdict throughout, as chance would agree just as well.
     Raises ShapeError where counts are not square.
     """
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2]:

@@ -151,7 +151,7 @@ def _load(
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
     """Read all sources, with the tokenizer's chat template and token counts where there is one."""
     limit = None
-    if tokenizer is not None and config.max_tokens is not None:
+    if tokenizer is not None:
         limit = TokenLimit(config.max_tokens, lambda text: len(tokenizer(text)["input_ids"]))
     return load_preferences(
         _sources(config, stage),

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
-from trimtab.models.training.data import read_rows, with_columns
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.stage import Row, Stage
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models.data.records import read_rows as read_rows
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.packing import Candidates, encode, encode_whole, with_categories
 from trimtab.models.training.trunk_cache import CachedTrunk
 

@@ -16,8 +16,9 @@ from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.loading import look_through
 from trimtab.models.data.readers import Source
+from trimtab.models.data.records import read_rows
 from trimtab.models.reporting.export import export_pairs
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 Row = dict[str, Any]
 SPLITS, SIDES = ("train", "validation", "test"), ("chosen", "rejected")

@@ -11,8 +11,9 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.reward import RelabelConfig, RewardModelConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_tokenizer
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 
 # id: what the judge says of the answer labelled better (in both orders), answers not understood.
 JUDGED = {

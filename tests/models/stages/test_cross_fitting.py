@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import StrengthConfig, TrunkCacheConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.self_test import planted_flips
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.stages.reward_model import FOLD_SEED, folds_of
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 NUM_FOLDS = 3
 

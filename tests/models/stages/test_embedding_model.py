@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import EmbeddingModelConfig, EmbeddingsConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.stages.embedding_model import (
     Answers,
     LinearModel,
@@ -34,7 +35,7 @@ from trimtab.models.stages.embedding_model import (
     style_of,
     with_flips,
 )
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 from trimtab.models.training.stage import Stage
 
 KINDS = ("linear", "nearest")

@@ -12,8 +12,9 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExternalVotesConfig, StrengthConfig
 from trimtab.models.data.external_votes import VotesError
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_account import RowAccount, RowCounts
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 NUM_PAIRS = 8
 

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from tests.models.conftest import run_stage
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.stages.relabel import relabel_by_ratings
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
 STRENGTH = {"strong": 2.0, "wrong": -1.5, "plain": 1.0, "weak": 0.1}

@@ -8,13 +8,7 @@ from tests.models.studies.conftest import Row, Run, pair, score, truth
 from trimtab.models.studies.advantage_model import figure_3 as score_distributions
 from trimtab.models.studies.advantage_model import table_1
 from trimtab.models.studies.measures import GIVEN, RIGHT
-from trimtab.models.studies.part_two import (
-    figure_4,
-    figure_5,
-    figure_6,
-    figure_7,
-    response_ratings,
-)
+from trimtab.models.studies.part_two import figure_4, figure_5, figure_6, figure_7, response_ratings
 from trimtab.models.studies.variants import RATED
 
 
