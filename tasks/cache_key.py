@@ -27,6 +27,22 @@ from trimtab.infra.processes.launch import ENTRY, PRELOAD
 from trimtab.infra.store.manifest import hash_file
 from trimtab.models.data.records import ArtifactRef
 
+ROOT = Path(trimtab.__file__).parents[1]
+PACKAGE = "trimtab.models"
+CONFIG = "trimtab.models.config"
+LIBRARIES = ("torch", "transformers")
+_parsing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StageModules:
+    """Where stages are found: their package and its root folder, entry and preload modules."""
+
+    package: str = "trimtab.models.stages"
+    root: Path = ROOT
+    entry: str = ENTRY
+    preload: str | None = PRELOAD
+
 
 class CodeChangedError(RuntimeError):
     """A stage's code was edited while it ran, so its key does not describe its result."""
@@ -48,10 +64,9 @@ def stage_key(
 ) -> str:
     """sha256 over the canonical JSON of what decides a stage's result.
 
-    Limits of what it may spend do not (`trimtab.models.config.base.deciding`): with a higher one
-    the same work goes on, and what it has spent so far counts. Inputs count by content, not by the
-    key that made them: an upstream change that leaves its output as it was reruns nothing
-    downstream.
+    config: without its limits, as `trimtab.models.config.base.values_in_key` gives it. Raising a
+    limit continues the same work. Inputs count by their digest, not by their key: an upstream
+    change that leaves its output as it was reruns nothing downstream.
     """
     content = {
         "stage": stage,
@@ -61,13 +76,6 @@ def stage_key(
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-ROOT = Path(trimtab.__file__).parents[1]
-PACKAGE = "trimtab.models"
-CONFIG = "trimtab.models.config"
-LIBRARIES = ("torch", "transformers")
-_parsing = threading.Lock()
 
 
 class UnknownModuleError(ValueError):
@@ -122,9 +130,10 @@ def _version(distribution: str) -> str:
 
 @lru_cache(maxsize=128)
 def _closure(
-    module: str, root: Path, folder: Path, _: tuple[tuple[str, State], ...]
+    module: str, root: Path, folder: Path, states: tuple[tuple[str, State], ...]
 ) -> Mapping[str, _Source]:
-    """The module and what it imports of the package in `folder`, once for each state of that."""
+    """The module and what it imports of the package in `folder`; cached for each state of the
+    folder's files, for which alone `states` is there."""
     paths = _modules(root, folder)
     sources: dict[str, _Source] = {}
     waiting = [module]
@@ -214,13 +223,3 @@ def _drop_docstring(node: ast.AST) -> None:
     match node.body[:1]:
         case [ast.Expr(value=ast.Constant(value=str()))]:
             node.body = node.body[1:] or [ast.Pass()]
-
-
-@dataclass(frozen=True)
-class StageModules:
-    """Where stages are found: their package and its root folder, entry and preload modules."""
-
-    package: str = "trimtab.models.stages"
-    root: Path = ROOT
-    entry: str = ENTRY
-    preload: str | None = PRELOAD

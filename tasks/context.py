@@ -27,7 +27,7 @@ from trimtab.tasks.access import require_access
 from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.events import advanced
-from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
+from trimtab.tasks.execution import StageContext, StageProgress, StageResult, run_stage
 from trimtab.tasks.judges import judge_environment
 from trimtab.tasks.resources import ONE_CORE, Resources, gpu_slots, share_of
 
@@ -183,7 +183,7 @@ class _ProgressArtifact:
         self.done = 0
         self.logged = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: StageProgress) -> None:
         if not progress.total:
             return
         board.advanced(self.place, progress.done, progress.total, progress.metrics)

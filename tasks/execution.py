@@ -36,7 +36,7 @@ from trimtab.infra.store.checkpoints import CheckpointUploader, restore_newest
 from trimtab.infra.store.manifest import Manifest, Provenance, StorageError
 from trimtab.infra.store.store import Store, open_store
 from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
-from trimtab.models.config.base import deciding
+from trimtab.models.config.base import values_in_key
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.cache_key import (
     CodeChangedError,
@@ -74,7 +74,7 @@ def run_stage(
     """
     code = code_of(context.modules, stage)
     values = config.model_dump(mode="json")
-    key = stage_key(stage, deciding(config), inputs, code)
+    key = stage_key(stage, values_in_key(config), inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
     place = (workdir, share.num_threads, share.num_ranks, without)
     job = StageJob(stage, name or stage, key, values, inputs, code, *place)
@@ -170,7 +170,7 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
     tail = LineTail(job.workdir / METRICS_NAME)
     while tail.read():  # of an attempt before; a checkpoint's is another file, read as a whole
         pass
-    progress = Progress()
+    progress = StageProgress()
 
     def read_metrics() -> None:
         while lines := tail.read():
@@ -240,7 +240,7 @@ class StageOutputError(Exception):
 
 
 @dataclass
-class Progress:
+class StageProgress:
     """The progress of a running stage: work done of all, and the newest value of each metric."""
 
     done: int = 0
@@ -275,7 +275,7 @@ class StageContext:
     tracking: Tracking
     parent: TrackedRun | None = None
     seed: int = 0
-    on_progress: Callable[[Progress], None] = lambda _: None
+    on_progress: Callable[[StageProgress], None] = lambda _: None
     modules: StageModules = field(default_factory=StageModules)
     device_slots: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
     fence: Callable[[], None] = lambda: None

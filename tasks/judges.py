@@ -19,7 +19,7 @@ from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
 from trimtab.infra.settings import Settings
-from trimtab.models.config.base import deciding
+from trimtab.models.config.base import values_in_key
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE
@@ -94,7 +94,7 @@ def ledger_of_run(
             "TRIMTAB_DASK is set, and a judge has max_cost or max_total_tokens: set "
             "TRIMTAB_ANSWERS to a folder that all hosts share, where they count what they spend"
         )
-    endpoint = json.dumps([getattr(config, "name", None), deciding(limited)], sort_keys=True)
+    endpoint = json.dumps([getattr(config, "name", None), values_in_key(limited)], sort_keys=True)
     section = f"{stage}-{hashlib.sha256(endpoint.encode()).hexdigest()[:16]}"
     folder = settings.answers / "ledgers" / run / section
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,12 +24,11 @@ def gate_of_audit(
 ) -> Gate:
     """Whether the labels of an audit pass.
 
-    fail_over: the largest share of labels that may be wrong, by the audit's estimate, which leaves
-    out its false alarms; where the audit was compared with an earlier one, of the labels that were
-    not in it. None: any. max_refused: the largest share of rows that may be refused; None:
-    MAX_REFUSED with fail_over, else any. A share that is too large is TOO_MUCH; otherwise, an audit
-    whose self-test cannot tell wrong labels from right, or that had none, is CANNOT_TELL, and one
-    whose interval holds 0 as well as more than fail_over.
+    fail_over: the largest share of wrong labels, by the audit's estimate without its false alarms;
+    with a baseline, of the labels that are not in it. None: any. max_refused: the largest share of
+    rows that may be refused; None: MAX_REFUSED with fail_over, else any.
+    Status TOO_MUCH: either share is above its limit. Else CANNOT_TELL: the self-test failed or is
+    missing, or the interval of wrong labels reaches from 0 to above fail_over. Else 0.
     """
     reasons, rows = [], audit.get("rows")
     if max_refused is None and fail_over is not None:
@@ -41,30 +40,30 @@ def gate_of_audit(
             f"({', '.join(counts)}): {rows['refused'] / rows['read']:.1%}, more than --max-refused "
             f"{max_refused:g}"
         )
-    labels, numbers, count = "the labels", audit, audit["num_pairs"]
+    described, estimates, num_labels = "the labels", audit, audit["num_pairs"]
     if "baseline" in audit:
-        labels, numbers = "the labels that are not in the baseline", audit["baseline"]
-        count = numbers["num_changed"]
+        described, estimates = "the labels that are not in the baseline", audit["baseline"]
+        num_labels = estimates["num_changed"]
     undecided: list[str] = []
-    can_tell = audit.get("can_be_believed") and "num_really_wrong" in numbers
-    if fail_over is not None and count and not can_tell:
+    can_estimate = audit.get("can_be_believed") and "num_really_wrong" in estimates
+    if fail_over is not None and num_labels and not can_estimate:
         undecided.append(
             "which labels are wrong cannot be told: the self-test does not tell labels turned "
             "round on purpose from the others, or there was none, so that --fail-over means "
             "nothing here"
         )
-    elif fail_over is not None and count:
+    elif fail_over is not None and num_labels:
         wrong, low, high = (
-            numbers[f"num_really_wrong{end}"] / count for end in ("", "_low", "_high")
+            estimates[f"num_really_wrong{end}"] / num_labels for end in ("", "_low", "_high")
         )
         if wrong > fail_over:
             reasons.append(
-                f"{wrong:.1%} of {labels} are wrong [{low:.1%}, {high:.1%}], more than --fail-over "
-                f"{fail_over:g}"
+                f"{wrong:.1%} of {described} are wrong [{low:.1%}, {high:.1%}], more than "
+                f"--fail-over {fail_over:g}"
             )
         elif low == 0 and high > fail_over:
             undecided.append(
-                f"whether more than --fail-over {fail_over:g} of {labels} are wrong cannot be "
+                f"whether more than --fail-over {fail_over:g} of {described} are wrong cannot be "
                 f"told: the 95 % interval is 0 to {high:.1%}"
             )
     status = TOO_MUCH if reasons else CANNOT_TELL if undecided else 0

@@ -81,7 +81,7 @@ class Commands(TyperGroup):
                 formatter.write_dl([(c.name, c.get_short_help_str(80)) for c in section])
 
 
-class ManyValues(TyperCommand):
+class ListOptionCommand(TyperCommand):
     """A command whose options that are lists take several values each.
 
     `--seeds 0 1 2`, `--seeds 0,1,2` and `--seeds 0 --seeds 1 --seeds 2` are the same.
@@ -90,10 +90,10 @@ class ManyValues(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Typer's method, which takes an option once a value."""
         lists = {name for option in self.params if option.multiple for name in option.opts}
-        return super().parse_args(ctx, list(_once_a_value(args, lists)))
+        return super().parse_args(ctx, list(_repeat_option_for_each_value(args, lists)))
 
 
-def _once_a_value(arguments: Sequence[str], lists: Container[str]) -> Iterator[str]:
+def _repeat_option_for_each_value(arguments: Sequence[str], lists: Container[str]) -> Iterator[str]:
     """The command line with `--seeds=0 --seeds=1` in place of `--seeds 0 1` or `--seeds 0,1`."""
     rest = list(arguments)
     while rest:
@@ -140,8 +140,8 @@ def _options(
     """Options of `trimtab` itself."""
 
 
-def _start(*, is_written: bool = True) -> Settings:
-    """Read the settings and prepare the environment; make the home folder if `is_written`.
+def _load_settings(*, makes_home: bool = True) -> Settings:
+    """Read the settings and set Prefect's environment; create the home folder if `makes_home`.
 
     Prefect's files go below the home folder, and its telemetry is off: this must run before Prefect
     is imported. Variables that are already set stay.
@@ -157,7 +157,7 @@ def _start(*, is_written: bool = True) -> Settings:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
-    if is_written:
+    if makes_home:
         _make_home(settings)
     return settings
 
@@ -222,12 +222,12 @@ COLUMNS = Option(
     help="What the files call the columns, where they have no form that is known: prompt, "
     "chosen, rejected, and others.",
 )
-Seeds = partial(Option, metavar="N")
-Days = partial(Option, callback=_require_above_zero, metavar="DAYS")
-Port = partial(Option, min=1, max=65535)
+seeds_option = partial(Option, metavar="N")
+days_option = partial(Option, callback=_require_above_zero, metavar="DAYS")
+port_option = partial(Option, min=1, max=65535)
 
 
-@app.command(cls=ManyValues, rich_help_panel=RUN)
+@app.command(cls=ListOptionCommand, rich_help_panel=RUN)
 def run(
     recipe: str | None = Argument(
         None,
@@ -255,7 +255,7 @@ def run(
         autocompletion=_arms,
         help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
     ),
-    seeds: list[int] | None = Seeds(
+    seeds: list[int] | None = seeds_option(
         None, help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."
     ),
     name: str | None = Option(
@@ -276,7 +276,7 @@ def run(
     """Run a recipe, or print its plan or its configuration."""
     from trimtab.flows.cli import commands
 
-    settings = _start(is_written=not (dry_run or print_config))
+    settings = _load_settings(makes_home=not (dry_run or print_config))
     if dry_run and print_config:
         raise ConfigError("found --dry-run and --print-config; allowed: one of them")
     if as_json and not dry_run:
@@ -370,7 +370,7 @@ def audit(
         metavar="AUDITED",
         help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
     ),
-    is_json: bool = Option(
+    as_json: bool = Option(
         False, "--json", help="Print the numbers as one JSON object, and nothing else."
     ),
 ) -> int:
@@ -379,7 +379,7 @@ def audit(
     from trimtab.flows.audit.judges import judges_of
     from trimtab.flows.cli import commands
 
-    settings = _start()
+    settings = _load_settings()
     sources, overrides = commands.files_and_overrides(files)
     options = {
         "relabel.review": review,
@@ -391,9 +391,9 @@ def audit(
     changes = commands.add_budgeted_voters(changes, budget, settings)
     changes = commands.change_encoder(changes, encoder)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
-    numbers = commands.run_audit(request, settings, baseline, is_quiet=is_json)
+    numbers = commands.run_audit(request, settings, baseline, is_quiet=as_json)
     gate = gate_of_audit(numbers, fail_over, max_refused)
-    if is_json:
+    if as_json:
         has_gate = (fail_over, max_refused) != (None, None)
         print(json.dumps(numbers | ({"gate": asdict(gate)} if has_gate else {}), indent=1))
     for reason in gate.reasons:
@@ -401,7 +401,7 @@ def audit(
     return gate.status
 
 
-@app.command(cls=ManyValues, rich_help_panel=RUN)
+@app.command(cls=ListOptionCommand, rich_help_panel=RUN)
 def study(
     paper: str = Argument(
         ...,
@@ -411,12 +411,14 @@ def study(
     exhibit: str = Argument(..., help="A table or figure, e.g. figure-3, or all."),
     overrides: list[str] | None = OVERRIDES,
     scale: str = Option("default", autocompletion=_recipes, help="Recipe of the runs."),
-    seeds: list[int] | None = Seeds(None, help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4."),
+    seeds: list[int] | None = seeds_option(
+        None, help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4."
+    ),
 ) -> None:
     """Reproduce a table or figure of the papers over several seeds."""
     from trimtab.flows.cli import commands
 
-    _start()
+    _load_settings()
     commands.run_study(paper, exhibit, scale, seeds, overrides or ())
 
 
@@ -425,7 +427,7 @@ def rounds(recipe: str = RECIPE_OR_MODEL, overrides: list[str] | None = OVERRIDE
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows.cli import commands
 
-    _start()
+    _load_settings()
     commands.next_round(recipe, overrides or ())
 
 
@@ -449,7 +451,7 @@ def recipes() -> None:
     """List the recipes: what each is, its memory, how long it takes."""
     from trimtab.flows.cli.doctor import recipes_text
 
-    print(recipes_text(_start(is_written=False)))
+    print(recipes_text(_load_settings(makes_home=False)))
 
 
 @app.command(rich_help_panel=PREPARE)
@@ -476,7 +478,7 @@ def doctor() -> int:
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.cli.doctor import diagnose, doctor_text
 
-    findings = diagnose(_start(is_written=False))
+    findings = diagnose(_load_settings(makes_home=False))
     print(doctor_text(findings))
     return int(any(line.mark == "missing" for lines in findings.values() for line in lines))
 
@@ -496,7 +498,7 @@ def look(
     is_all: bool = Option(
         False, "--all", help="Read all rows; by default the first 5,000 of each source."
     ),
-    is_json: bool = Option(False, "--json", help="Print it as one JSON object, with whole texts."),
+    as_json: bool = Option(False, "--json", help="Print it as one JSON object, with whole texts."),
 ) -> int:
     """Say which form files of preference pairs have, how their rows are read, what is missing.
 
@@ -505,18 +507,18 @@ def look(
     from trimtab.flows.audit.look import MAX_ROWS, look_at, look_text
     from trimtab.flows.cli import commands
 
-    _start(is_written=False)
+    _load_settings(makes_home=False)
     preferences = commands.preferences_of(files, columns, form)
     sources = look_at(preferences, max_rows=None if is_all else MAX_ROWS)
     is_readable = all(source["is_readable"] for source in sources)
-    if is_json:
+    if as_json:
         print(json.dumps({"is_readable": is_readable, "files": sources}, indent=1))
     else:
         print(look_text(sources))
     return 0 if is_readable else 2
 
 
-@app.command("gpu-check", cls=ManyValues, rich_help_panel=PREPARE)
+@app.command("gpu-check", cls=ListOptionCommand, rich_help_panel=PREPARE)
 def gpu_check(
     minutes: float = Option(
         10, callback=_require_above_zero, help="Time for all parts; what does not fit is left out."
@@ -561,7 +563,7 @@ def report(
     """List the reports, the newest last: of this home folder, and of an MLflow server."""
     from trimtab.flows.cli.reports import report_lines, report_page
 
-    settings = _start(is_written=False)
+    settings = _load_settings(makes_home=False)
     if run is None:
         for line in report_lines(settings):
             print(line)
@@ -583,7 +585,7 @@ def compare(
     from trimtab.infra.reports import read_run
     from trimtab.models.reporting.run_tables import comparison
 
-    reports = _start(is_written=False).home / "reports"
+    reports = _load_settings(makes_home=False).home / "reports"
     cards, summaries, settings = [], [], []
     for name in runs:
         if not (reports / name / "scorecard.json").is_file():
@@ -613,7 +615,7 @@ def export(
     """Write a run's policy, scorers or cleaned pairs to a folder, with a card."""
     from trimtab.flows.cli import export as exporting
 
-    print(exporting.export(run, role, to, push, _start(is_written=False)))
+    print(exporting.export(run, role, to, push, _load_settings(makes_home=False)))
 
 
 @app.command(rich_help_panel=READ)
@@ -625,7 +627,7 @@ def papers(
     """Print all finished studies in Markdown, a table for each paper."""
     from trimtab.models.studies.papers import all_tables, cards_below, write_pages
 
-    reports = _start(is_written=False).home / "reports"
+    reports = _load_settings(makes_home=False).home / "reports"
     if into is None:
         print(all_tables(cards_below(reports)), end="")
     else:
@@ -635,13 +637,13 @@ def papers(
 @app.command(rich_help_panel=READ)
 def ui(
     host: str = Option("127.0.0.1", help="Address to bind."),
-    port: int = Port(4200, help="Prefect's port."),
-    mlflow_port: int = Port(5000, help="MLflow's port."),
+    port: int = port_option(4200, help="Prefect's port."),
+    mlflow_port: int = port_option(5000, help="MLflow's port."),
 ) -> None:
     """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
     from trimtab.flows.cli.ui import serve_pages
 
-    serve_pages(_start(), host, port, mlflow_port)
+    serve_pages(_load_settings(), host, port, mlflow_port)
 
 
 @app.command(rich_help_panel=OPERATE)
@@ -661,7 +663,7 @@ def deploy(
     """Make or update deployments, GPU slots and notices on a Prefect server."""
     from trimtab.flows.cli import commands
 
-    _start()
+    _load_settings()
     commands.deploy_flows(gpus, pool_type, notify, image)
 
 
@@ -675,20 +677,22 @@ def rollback(
     """Make an earlier version champion again."""
     from trimtab.flows.cli import commands
 
-    _start()
+    _load_settings()
     commands.roll_back_champion(recipe, version)
 
 
 @app.command(rich_help_panel=OPERATE)
 def clean(
     delete: bool = Option(False, "--delete", help="Remove what is listed."),
-    reports_days: float = Days(90.0, help="Keep what reports of the last DAYS days were made of."),
-    idle_days: float = Days(
+    reports_days: float = days_option(
+        90.0, help="Keep what reports of the last DAYS days were made of."
+    ),
+    idle_days: float = days_option(
         7.0, help="Keep what was written in the last DAYS days, as a run may be using it."
     ),
 ) -> None:
     """List artifacts and checkpoints that no report needs; with --delete, remove them."""
     from trimtab.flows.cli import commands
 
-    _start()
+    _load_settings()
     commands.clean_store(reports_days, idle_days, is_deleted=delete)

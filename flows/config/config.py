@@ -20,9 +20,9 @@ from trimtab.models.config.base import (
     LARGEST_SEED,
     RunSeed,
     StageConfig,
-    deciding,
     last_part,
     require_different,
+    values_in_key,
 )
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from trimtab.models.config.judge import (
@@ -139,7 +139,7 @@ class EnsembleConfig(StageConfig):
         limits: dict[str, str] = {}  # by endpoint, whose judges spend together
         for judge in self.judges:
             if (endpoint := judge.judge.endpoint) is not None:
-                known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
+                known = limits.setdefault(str(values_in_key(endpoint)), endpoint.limits_in_words)
                 if known != endpoint.limits_in_words:
                     yield (
                         f"judges at one endpoint must have the same limits, found "

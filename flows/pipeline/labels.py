@@ -193,7 +193,7 @@ def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> li
 
 def _vote_of_embedding_models(run: Run) -> Future:
     """The vote of the embedding models, and of the user's voters; `self_test`, their vote on a copy
-    of the pairs with labels turned round on purpose, from which the user's have not learned."""
+    of the pairs with planted flips, from which the user's have not learned."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
     pairs = run["preferences"]
     for index, member in enumerate(_cross_fitted(run)):

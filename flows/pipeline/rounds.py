@@ -22,7 +22,7 @@ def improve_in_rounds(run: Run) -> int | None:
 
     A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
     stops at the first that does not. If round 1 did not beat SFT, there are no further rounds.
-    The ensemble's other votes take the cores that a round's policy leaves idle.
+    compare_votes is called while a round's policy trains, as that leaves cores idle, or at the end.
     """
     champion = first_champion(run)
     while champion is not None and champion < run.config.rounds.max_rounds:
@@ -48,27 +48,27 @@ def _is_promoted(run: Run, judgement: str) -> bool:
 
 
 def _start_round(run: Run, number: int) -> str:
-    """MetaRM on the last policy's answers, PPO-max from that policy, its own answers, judged.
-
-    Returns the role of the judgement that decides.
+    """Submit one round: MetaRM on the previous policy's answers, PPO-max from that policy,
+    evaluation, judging. Returns the role of the judgement that decides.
     """
     config = run.config
-    first = config.rounds.meta_rm_from
-    before, role = roles_of_round(number - 1, first), roles_of_round(number, first)
-    is_first = config.rounds.meta_rm_start == "advantage_model"
-    train_meta_rm(run, number, "advantage_model" if is_first else before.scorer, before.policy)
-    run[role.policy] = run.submit(
+    source = config.rounds.meta_rm_from
+    previous, current = roles_of_round(number - 1, source), roles_of_round(number, source)
+    starts_from_am = config.rounds.meta_rm_start == "advantage_model"
+    start = "advantage_model" if starts_from_am else previous.scorer
+    train_meta_rm(run, number, start, previous.policy)
+    run[current.policy] = run.submit(
         specs.PPO_MAX,
         run.seeded(config.ppo, number),
-        policy=run[before.policy],
+        policy=run[previous.policy],
         reference=run["sft"],
-        scorer=run[role.scorer],
+        scorer=run[current.scorer],
         data=run["data"],
         rehearsal=run["rehearsal"],
         label=f"PPO round {number}",
         resources=ONE_CORE if run.has_small_models else ALL_CORES,
     )
-    measure(run, f"round_{number}", run[role.policy], run[role.scorer], slot=ALONE)
-    judge(run, judgement_of_round(number), role.evaluation, before.evaluation)
-    judge(run, f"judge_round_{number}_sft", role.evaluation, "eval_sft")
+    measure(run, f"round_{number}", run[current.policy], run[current.scorer], slot=ALONE)
+    judge(run, judgement_of_round(number), current.evaluation, previous.evaluation)
+    judge(run, f"judge_round_{number}_sft", current.evaluation, "eval_sft")
     return judgement_of_round(number)

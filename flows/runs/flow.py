@@ -1,11 +1,11 @@
 """Trimtab's flows: Prefect's own, but a mistake in their parameters ends the run as Failed, and
 their tasks run in threads of the flow's process or on the workers of a Dask cluster.
 
-Prefect's engine raises outside of the flow run where a parameter is none of the flow's, which its
-server does not refuse by every deployment's schema: the run then counts as crashed, and is started
-again. It also reads the block that a parameter names ({"$ref": ...}), whichever it is, with the
-login of the run's process, before the flow begins; the message about a mistake then holds what is
-in it. Parameters are plain values here.
+Prefect raises for an unknown parameter before the flow run is Running, so the run counts as crashed
+and is restarted. Not every deployment's schema refuses such a parameter. Prefect also reads the
+block that a parameter names ({"$ref": ...}), whichever it is, with the login of the run's process,
+before the flow begins; the message about a mistake then holds what is in it. Parameters are plain
+values here.
 
 On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU" for each of its ranks,
 or one of "CPU" if it needs no GPU (`trimtab.flows.pipeline.run.resources_of`).
@@ -72,21 +72,18 @@ def flow(name: str, subject: str = "{recipe}") -> Callable[[Callable[P, R]], Flo
     )
 
 
-_checked_by_prefect = flow_engine._flow_parameters
+# What follows replaces two functions of Prefect 3.8.8.
+_original_flow_parameters = flow_engine._flow_parameters
+_original_generate_schema = callables.generate_parameter_schema
+_schemas: list[tuple[Signature, dict[str, str], ParameterSchema]] = []
 
 
 def _flow_parameters(flow: Flow[..., Any], flow_run: Any, parameters: Any) -> dict[str, Any]:
-    """Prefect's function, which raises for unknown parameters before a flow run exists."""
+    """Replaces Prefect's: passes the parameters on unchecked; `validate_parameters` checks them
+    within the run."""
     if parameters or flow_run is None or not isinstance(flow, PlainParametersFlow):
-        return _checked_by_prefect(flow, flow_run, parameters)
+        return _original_flow_parameters(flow, flow_run, parameters)
     return {**get_parameter_defaults(flow.fn), **flow_run.parameters}
-
-
-flow_engine._flow_parameters = _flow_parameters
-
-
-_generated_by_prefect = callables.generate_parameter_schema
-_schemas: list[tuple[Signature, dict[str, str], ParameterSchema]] = []
 
 
 def _generate_schema_once(signature: Signature, docstrings: dict[str, str]) -> ParameterSchema:
@@ -94,11 +91,12 @@ def _generate_schema_once(signature: Signature, docstrings: dict[str, str]) -> P
     for *known, schema in _schemas:  # a list as a default has no hash
         if known == [signature, docstrings]:
             return schema.model_copy(deep=True)
-    schema = _generated_by_prefect(signature, docstrings)
+    schema = _original_generate_schema(signature, docstrings)
     _schemas.append((signature, docstrings, schema.model_copy(deep=True)))
     return schema
 
 
+flow_engine._flow_parameters = _flow_parameters
 callables.generate_parameter_schema = _generate_schema_once
 
 
@@ -109,7 +107,7 @@ def _has_reference(value: Any) -> bool:
 
 
 class ThreadRunner(ThreadPoolTaskRunner):
-    """Prefect's own; where it is left without an exception, no task stays unfinished."""
+    """Prefect's thread runner; at exit it cancels tasks that never finished."""
 
     def __init__(self, max_workers: int | None = None) -> None:
         super().__init__(max_workers)

@@ -378,12 +378,12 @@ def votes(run: Run) -> None:
 
 
 def planted_flips(run: Run) -> None:
-    """Both votes, embedding models and length, with shares of the clear labels turned round."""
+    """Both votes, embedding models and length, with shares of planted flips."""
     for share in variants.FLIP_SHARES:
         changes = {"preferences": {"flip_share": share}, "ensemble": {"votes": VOTES}}
-        turned = replace(changed(run, changes), roles={})
-        add_strength(turned)
-        add_embedding_models(turned)
-        compare_votes(turned)
-        run["preferences"] = turned["preferences"]
-        run.roles |= {f"{flipped(share)}{role}": turned[role] for role in turned.roles}
+        flipped_run = replace(changed(run, changes), roles={})
+        add_strength(flipped_run)
+        add_embedding_models(flipped_run)
+        compare_votes(flipped_run)
+        run["preferences"] = flipped_run["preferences"]
+        run.roles |= {f"{flipped(share)}{role}": flipped_run[role] for role in flipped_run.roles}

@@ -106,7 +106,7 @@ def _unneeded_artifacts(
         elif at not in needed:
             yield _unneeded(root, "no kept report was made of it", objects)
         else:
-            parts = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content_digest[:16]}/")
+            parts = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.full_digest[:16]}/")
             strays = {name: info for name, info in objects.items() if not name.startswith(parts)}
             if strays:
                 yield _unneeded(root, "left by a publisher that came second", strays)

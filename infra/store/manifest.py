@@ -81,11 +81,11 @@ class Manifest(Provenance):
     key: str
     digest: str
     files: tuple[FileEntry, ...]
-    created: str = ""
+    created: str
 
     @property
-    def content_digest(self) -> str:
-        """sha256 over all files, telemetry included: names the folder that holds the objects."""
+    def full_digest(self) -> str:
+        """sha256 over all files, telemetry included; names the folder of the objects."""
         return _hash_entries(self.files)
 
     @property
@@ -120,7 +120,7 @@ class Manifest(Provenance):
         return manifest
 
 
-def holds(folder: Path, files: Collection[FileEntry]) -> bool:
+def has_exactly(folder: Path, files: Collection[FileEntry]) -> bool:
     """Whether `folder` holds exactly these files, unaltered."""
     if not folder.is_dir():
         return False
@@ -133,10 +133,7 @@ def holds(folder: Path, files: Collection[FileEntry]) -> bool:
 
 
 def build_manifest(
-    stage: str,
-    key: str,
-    files: tuple[FileEntry, ...],
-    provenance: Provenance = NO_PROVENANCE,
+    stage: str, key: str, files: tuple[FileEntry, ...], provenance: Provenance = NO_PROVENANCE
 ) -> Manifest:
     """A manifest of `files`, dated now, with its digest computed."""
     return Manifest(
@@ -160,9 +157,10 @@ def scan_folder(folder: Path) -> tuple[FileEntry, ...]:
 
     Raises InvalidArtifactError for symbolic links and special files (they would be lost in object
     storage), for an empty folder, and for a top-level file that takes the manifest's name.
+    Raises FileNotFoundError for a file that disappears while it is read (a rotated checkpoint).
     """
     entries = []
-    for path in sorted(folder.rglob("*")):
+    for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if not os.path.lexists(path):  # a checkpoint that was rotated away meanwhile
             raise FileNotFoundError(f"{path} is gone")
@@ -185,7 +183,7 @@ def digest_files(files: Iterable[FileEntry]) -> str:
 
 
 def check_part(part: str, kind: str) -> str:
-    """`part` if it can be one path component in any store, else InvalidArtifactError."""
+    """Return `part` if it is safe as one path component, else raise InvalidArtifactError."""
     if not _SAFE_PART.fullmatch(part):
         raise InvalidArtifactError(
             f"{kind} {part!r} cannot be stored; allowed are letters, digits and _.+=-, "

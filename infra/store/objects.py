@@ -32,7 +32,7 @@ class ObjectInfo:
     modified: float
 
 
-class Objects(Protocol):
+class ObjectStore(Protocol):
     """A flat space of named objects. All methods are safe to call from several threads."""
 
     def put_file(self, name: str, path: Path, sha256: str, *, link: bool = False) -> None:
@@ -51,9 +51,9 @@ class Objects(Protocol):
         """Store a small object, replacing an older one."""
 
     def swap_bytes(self, name: str, data: bytes, expected: bytes | None) -> bool:
-        """Store `data` only if the object still is `expected` (None: absent); say if it was done.
+        """Compare and swap: store `data` only if the object still equals `expected` (None: absent).
 
-        Of any number of writers that expect the same state, exactly one succeeds.
+        Returns whether it did. Of writers that expect the same state exactly one succeeds.
         """
 
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
@@ -66,7 +66,7 @@ class Objects(Protocol):
         """Seconds of the epoch by the store's own clock, from which ages are computed."""
 
     def drop_unfinished(self, before: float) -> int:
-        """Remove writes begun before a time (in seconds of the epoch) and never ended; how many."""
+        """Remove unfinished writes begun before `before` (epoch seconds); returns how many."""
 
 
 class LocalObjects:
@@ -124,8 +124,8 @@ class LocalObjects:
                     status = path.stat()
                 except FileNotFoundError:  # deleted by someone else between the two calls
                     continue
-                # The change of the inode, not of the content: a file that was linked here is new.
                 relative = path.relative_to(self.root).as_posix()
+                # ctime: when it came here. A hard-linked file keeps its old mtime.
                 objects[relative] = ObjectInfo(status.st_size, status.st_ctime)
         return objects
 

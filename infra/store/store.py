@@ -33,11 +33,11 @@ from trimtab.infra.store.manifest import (
     StorageError,
     build_manifest,
     check_part,
+    has_exactly,
     hash_file,
-    holds,
     scan_folder,
 )
-from trimtab.infra.store.objects import LocalObjects, Objects
+from trimtab.infra.store.objects import LocalObjects, ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StoreUrlError(StorageError, ValueError):
 class Store:
     """Artifacts by (stage, key) and checkpoints by key, over one place that keeps objects."""
 
-    def __init__(self, objects: Objects, url: str) -> None:
+    def __init__(self, objects: ObjectStore, url: str) -> None:
         self.objects = objects
         self.url = url
 
@@ -84,8 +84,8 @@ class Store:
                 ):
                     return manifest
                 continue
-            if winner.content_digest != manifest.content_digest:
-                self._delete_folder(f"{root}/{manifest.content_digest[:16]}")
+            if winner.full_digest != manifest.full_digest:
+                self._delete_folder(f"{root}/{manifest.full_digest[:16]}")
             return winner
 
     def materialise(
@@ -97,7 +97,7 @@ class Store:
         what is missing.
         """
         files = [entry for entry in manifest.files if is_wanted(entry.name)]
-        if not holds(folder, files):
+        if not has_exactly(folder, files):
             self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
 
     def put_beside(self, manifest: Manifest, folder: Path, place: str) -> None:
@@ -105,7 +105,7 @@ class Store:
 
         They are no part of the artifact: whoever reads it does not get them, and they go with it.
         """
-        root = f"{_artifact(manifest.stage, manifest.key)}/{manifest.content_digest[:16]}"
+        root = f"{_artifact(manifest.stage, manifest.key)}/{manifest.full_digest[:16]}"
         for entry in scan_folder(folder):
             path = folder / entry.name
             self.objects.put_file(f"{root}/{place}/{entry.name}", path, entry.sha256)
@@ -161,7 +161,7 @@ class Store:
             manifest = Manifest.from_bytes(data)
             if (manifest.stage, manifest.key) != (stage, key):
                 raise MalformedManifestError(f"it is of {manifest.stage}/{manifest.key}")
-            infos = self.objects.list(f"{root}/{manifest.content_digest[:16]}")
+            infos = self.objects.list(f"{root}/{manifest.full_digest[:16]}")
             for entry in manifest.files:
                 info = infos.get(_object(root, manifest, entry))
                 size = info.size if info else None
@@ -213,7 +213,7 @@ class Store:
     def address(self, manifest: Manifest) -> str:
         """Folder or s3:// address of an artifact's files."""
         root = _artifact(manifest.stage, manifest.key)
-        return f"{self.url}/{root}/{manifest.content_digest[:16]}"
+        return f"{self.url}/{root}/{manifest.full_digest[:16]}"
 
     def _delete_folder(self, root: str) -> None:
         for name in self.objects.list(root):
@@ -248,4 +248,4 @@ def _checkpoint(key: str, step: int) -> str:
 
 
 def _object(root: str, manifest: Manifest, entry: FileEntry) -> str:
-    return f"{root}/{manifest.content_digest[:16]}/{entry.name}"
+    return f"{root}/{manifest.full_digest[:16]}/{entry.name}"

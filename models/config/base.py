@@ -19,7 +19,7 @@ RunSeed = Annotated[int, Field(ge=0, le=4_000_000)]
 # Rows, pairs, prompts or answers.
 Rows = Annotated[int, Field(gt=0, le=10_000_000)]
 # Answers to one prompt, bootstrap resamples, clusters.
-Several = Annotated[int, Field(gt=0, le=100_000)]
+Count = Annotated[int, Field(gt=0, le=100_000)]
 Steps = Annotated[int, Field(gt=0, le=1_000_000)]
 # Passes over the data, or repetitions of a procedure.
 Passes = Annotated[int, Field(gt=0, le=10_000)]
@@ -60,7 +60,7 @@ class StageConfig(BaseModel):
     )
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong in values that are right one by one, a sentence each."""
+        """Mistakes in how values fit together, a sentence each; the first one is raised."""
         yield from ()
 
     @model_validator(mode="after")
@@ -94,13 +94,13 @@ def last_part(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def deciding(config: BaseModel) -> dict[str, Any]:
-    """The values that decide a stage's result: all but the limits, as plain JSON values."""
+def values_in_key(config: BaseModel) -> dict[str, Any]:
+    """The settings that enter the stage's key, as JSON values: all but the limits."""
     values = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if LIMIT in field.metadata:
             del values[name]
         elif isinstance(value, BaseModel):
-            values[name] = deciding(value)
+            values[name] = values_in_key(value)
     return values

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from trimtab.models.config.base import (
+    Count,
     LearningRate,
     Passes,
     PolicyPrompts,
@@ -22,7 +23,6 @@ from trimtab.models.config.base import (
     Rows,
     Score,
     Seed,
-    Several,
     StageConfig,
     Steps,
     Temperature,
@@ -181,9 +181,9 @@ class RehearsalConfig(SamplingStageConfig):
     """Prompts drawn to answer; none: all"""
     algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = "kmeans"
     """Clustering algorithm; mini_batch_kmeans is for hundreds of thousands of prompts"""
-    num_clusters: Several = 20
+    num_clusters: Count = 20
     """c, number of clusters (free)"""
-    per_cluster: Several = 16
+    per_cluster: Count = 16
     """k, examples kept per cluster (free)"""
     criterion: Literal["score", "entropy", "length", "random"] = "score"
     """Which examples of a cluster are kept: those of the highest score by the Advantage Model [AM],

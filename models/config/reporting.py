@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field
 
 from trimtab.models.config.base import (
+    Count,
     Positive,
     Seed,
-    Several,
     StageConfig,
     Temperature,
     Tokens,
@@ -33,13 +33,13 @@ class EvaluateConfig(SamplingStageConfig):
     """Repetition penalty of the evaluated answers; 1: none"""
     max_new_tokens: Tokens = 24
     """Longest response in tokens"""
-    num_candidates: Several = 1
+    num_candidates: Count = 1
     """Answers sampled per prompt, of which the scorer's best is evaluated"""
     instruction: str = ""
     """Text appended to every prompt"""
     tie_margin: Weight = 0.01
     """Score differences below this are ties"""
-    num_resamples: Several = 1000
+    num_resamples: Count = 1000
     """Bootstrap resamples"""
     has_gold: bool = False
     """Prompts come from the synthetic world"""
@@ -65,7 +65,7 @@ class WinMatrixConfig(StageConfig):
     """Seed of the bootstrap"""
     tie_margin: Weight = 0.01
     """Score differences below this are ties"""
-    num_resamples: Several = 1000
+    num_resamples: Count = 1000
     """Bootstrap resamples"""
 
 
@@ -137,7 +137,7 @@ class CompareConfig(StageConfig):
     """Seeds of the runs"""
     arms: tuple[str, ...] = Field(min_length=1)
     """Arms that are compared, besides SFT"""
-    num_candidates: Several = 1
+    num_candidates: Count = 1
     """n of the arm `best_of_n`"""
     lineage: tuple[LineageEntry, ...] = ()
     """Artifacts of the runs, roles as `<seed>.<role>`"""

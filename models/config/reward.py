@@ -11,12 +11,12 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab.models.config.base import (
+    Count,
     Passes,
     PolicyPrompts,
     Positive,
     Rows,
     Seed,
-    Several,
     StageConfig,
     Steps,
     Temperature,
@@ -180,7 +180,7 @@ class EmbeddingModelConfig(EncoderConfig):
     """Learn once more without the pairs whose label looks wrong, and add both fits, weighted such
     that held-out labels are likeliest: wrong labels mislead less (linear)"""
     planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
-    num_neighbours: Several = 20
+    num_neighbours: Count = 20
     """Answers to other prompts that a score is a share of (nearest)"""
 
     @property

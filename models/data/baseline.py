@@ -34,8 +34,8 @@ class Comparison:
     num_newly_wrong look wrong now and did not, num_no_longer_wrong did and do not. num_turned: the
     earlier audit has the pair with the other label. num_new: it has no such pair. Of the latter two
     num_turned_wrong and num_new_wrong look wrong; num_changed and num_changed_wrong are their sums.
-    num_gone: labels of the earlier audit that are neither the same here nor turned round.
-    strengths, is_changed: of each label, and whether it is turned round or new.
+    num_gone: labels of the earlier audit that are neither the same here nor flipped.
+    strengths, is_changed: of each label, and whether it is flipped or new.
     """
 
     numbers: dict[str, int]
@@ -70,7 +70,7 @@ def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
     comparison = Comparison(dict.fromkeys(NUMBERS, 0), [], [])
     numbers, missing = comparison.numbers, set(baseline)
     for row in _rows(audited):
-        label, turned, is_wrong = _key(row), _key(row, is_turned=True), row[STRENGTH] < 0
+        label, flipped, is_wrong = _key(row), _key(row, is_flipped=True), row[STRENGTH] < 0
         comparison.strengths.append(row[STRENGTH])
         comparison.is_changed.append(label not in baseline)
         if label in baseline:
@@ -79,11 +79,11 @@ def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
             numbers["num_no_longer_wrong"] += baseline[label] and not is_wrong
             missing.discard(label)
             continue
-        part = "num_turned" if turned in baseline else "num_new"
+        part = "num_turned" if flipped in baseline else "num_new"
         for name in (part, "num_changed"):
             numbers[name] += 1
             numbers[f"{name}_wrong"] += is_wrong
-        missing.discard(turned)
+        missing.discard(flipped)
     numbers["num_gone"] = len(missing)
     if len(missing) == len(baseline):
         raise BaselineError(
@@ -93,8 +93,8 @@ def compare(baseline: dict[bytes, bool], audited: Path) -> Comparison:
     return comparison
 
 
-def _key(row: dict[str, Any], *, is_turned: bool = False) -> bytes:
-    names = ("prompt", "rejected", "chosen") if is_turned else TEXTS
+def _key(row: dict[str, Any], *, is_flipped: bool = False) -> bytes:
+    names = ("prompt", "rejected", "chosen") if is_flipped else TEXTS
     return content_digest(*(row[name] for name in names))[:16]
 
 

@@ -22,7 +22,7 @@ from trimtab.models.data.problems import (
 )
 from trimtab.models.data.ranked_answers import MAX_ANSWERS
 from trimtab.models.data.readers import Source, read_source
-from trimtab.models.data.records import Dialogues, PreferencePair
+from trimtab.models.data.records import PairMessages, PreferencePair
 from trimtab.models.data.row_account import PreferenceReport, RowCounts, content_digest
 from trimtab.models.data.row_fields import RowFields, further_fields, plain
 from trimtab.models.data.row_reader import RowReader, check_form
@@ -309,7 +309,7 @@ def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferenceP
     ]
 
 
-def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
+def _dialogues(parsed: ParsedRow, better: int, worse: int) -> PairMessages | None:
     """The messages of a pair of a row's answers, as JSON has them."""
     if not parsed.messages:
         return None
@@ -317,7 +317,7 @@ def _dialogues(parsed: ParsedRow, better: int, worse: int) -> Dialogues | None:
         [message if GIVEN not in message else plain(message[GIVEN]) for message in turns]
         for turns in parsed.messages
     )
-    return Dialogues(start, sides[better], sides[worse])
+    return PairMessages(start, sides[better], sides[worse])
 
 
 # Pairs whose tokens are counted, spread over all of them: in about a second.

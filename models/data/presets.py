@@ -53,10 +53,9 @@ Find = Callable[[Sequence[str]], dict[str, str] | None]
 class Preset:
     """One form of rows.
 
-    tells: columns that a row of it has. reads: further ones that are read where they are there.
-    convert: into Trimtab's columns; None: they are these already. matches: whether a row with the
-    columns is of the form after all. is_automatic: rows may be found to be of it without its name.
-    find: in place of `tells`, where columns may be called otherwise.
+    tells: columns that a row must have. reads: optional columns. convert: fills `Mapped`; None: the
+    row is already in our columns. matches: a further test on the row's values. is_automatic: tried
+    without being named. find: replaces the test on `tells`, for columns with other names.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Preset:
 
 
 def _arena_turns(row: Row, mapped: Mapped) -> None:
-    """Prompt and answers are lists of turns (in JSON): one turn is text, more are a dialogue."""
+    """Prompt and answers are JSON lists of turns; one turn is text, more are a dialogue."""
     ARENA(row, mapped)
     columns = {name: list_of(row.get(name)) for name in ("prompt", "response_a", "response_b")}
     if not all(isinstance(turns, list) and turns for turns in columns.values()):
@@ -101,10 +100,7 @@ def _turn_messages(turn: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 ARENA = TwoAnswers(
-    "prompt",
-    "response_a",
-    "response_b",
-    flags("winner_model_a", "winner_model_b", "winner_tie"),
+    "prompt", "response_a", "response_b", flags("winner_model_a", "winner_model_b", "winner_tie")
 )
 
 
@@ -133,9 +129,9 @@ def _named(row: Row, mapped: Mapped) -> None:
     """Two answers in columns of their own, of which `chosen` names one."""
     sides = sides_in(tuple(row))
     assert sides is not None
-    place, _ = place_of(row["chosen"], answers_of(row, *sides))
+    index, _ = place_of(row["chosen"], answers_of(row, *sides))
     prompt = prompt_in(tuple(row))
-    TwoAnswers(prompt, *sides, lambda *_: -1 if place else 1)(row, mapped)
+    TwoAnswers(prompt, *sides, lambda *_: -1 if index else 1)(row, mapped)
     mapped.reads |= {*mapped.names.values()}
 
 
@@ -143,11 +139,11 @@ def _lists(row: Row, mapped: Mapped) -> None:
     """Right answers and wrong ones: each right one is better than each wrong one."""
     _native(category=("subset", "domain"))(row, mapped)
     right, wrong = row["chosen"], row["rejected"]
-    places = [("chosen", len(right)), ("rejected", len(wrong))]
-    for name, count in places:
+    sizes = [("chosen", len(right)), ("rejected", len(wrong))]
+    for name, count in sizes:
         if not 1 <= count <= MAX_ANSWERS:
             mapped.refuse("out_of_range", name, count, f"1 to {MAX_ANSWERS} answers")
-    names = [f"{name}[{index}]" for name, count in places for index in range(count)]
+    names = [f"{name}[{index}]" for name, count in sizes for index in range(count)]
     mapped.values = {**mapped.values, "responses": [*right, *wrong]}
     del mapped.values["chosen"], mapped.values["rejected"]
     mapped.names |= {f"responses[{index}]": name for index, name in enumerate(names)}
@@ -168,11 +164,11 @@ def _turns(row: Row, mapped: Mapped) -> None:
         turns = row[name]
         roles = zip(cycle(("assistant", "user")), reversed(turns), strict=False)
         mapped.values[name] = [
-            {"role": role, "content": _unmarked(text, role)} for role, text in roles
+            {"role": role, "content": _strip_speaker(text, role)} for role, text in roles
         ][::-1]
 
 
-def _unmarked(text: Any, role: str) -> Any:
+def _strip_speaker(text: Any, role: str) -> Any:
     """A turn without the mark of who speaks."""
     mark = {"user": "Human:", "assistant": "Assistant:"}[role]
     if isinstance(text, str) and text.lstrip().startswith(mark):
@@ -282,10 +278,11 @@ def _pandalm_columns(keys: Sequence[str]) -> dict[str, str] | None:
 def _add_input(row: Row, mapped: Mapped) -> Row:
     """A row whose prompt is an instruction, with the input behind it."""
     prompt = row.get("prompt")
-    if mapped.columns.get("prompt") != "instruction" or _joined_input(prompt, row) == prompt:
+    joined = _joined_input(prompt, row)
+    if mapped.columns.get("prompt") != "instruction" or joined == prompt:
         return row
     mapped.reads.add("input")
-    return row | {"prompt": _joined_input(prompt, row)}
+    return row | {"prompt": joined}
 
 
 def _joined_input(instruction: Any, row: Row) -> Any:
@@ -375,24 +372,22 @@ def _unpaired(keys: Sequence[str]) -> dict[str, str] | None:
 
 INSTRUCTIONS: Final = ("instruction", "question", "query", "input")
 NATIVE: Final = Preset(
-    "native",
-    "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
-    (),
-    None,
-    ("prompt", "chosen", "rejected", "responses", "rating", "tie", "votes", "opinions",
-     "votes_chosen", "votes_rejected", "votes_equal"),
-    lambda row: (
+    "native", "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
+    tells=(),
+    reads=("prompt", "chosen", "rejected", "responses", "rating", "tie", "votes", "opinions",
+           "votes_chosen", "votes_rejected", "votes_equal"),
+    matches=lambda row: (
         "chosen" in row or "rejected" in row or ("responses" in row and not has_order(row))
     ),
     find=lambda keys: _answers_named(keys) or {},
 )  # fmt: skip
 KTO: Final = Preset(
     "kto", "TRL's unpaired data (KTO), LLaMA-Factory's", ("prompt", "completion", "label"),
-    _one_answer, ("category",), find=_answer_and_tag,
+    convert=_one_answer, reads=("category",), find=_answer_and_tag,
 )  # fmt: skip
 KTO_MESSAGES: Final = Preset(
-    "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), _one_answer,
-    ("category",), find=_unpaired,
+    "kto-messages", "LLaMA-Factory's unpaired data", ("messages", "label"), convert=_one_answer,
+    reads=("category",), find=_unpaired,
 )  # fmt: skip
 SIDE_COLUMNS: Final = ("response_a", "response_b")
 PEOPLE_VOTED: Final = voters(*SIDE_COLUMNS)
@@ -400,7 +395,7 @@ VOTERS: Final = tuple(f"annotator{number}" for number in range(1, 10))
 PRESETS: Final = (
     Preset(
         "named", "two answers, of which chosen and rejected are the names", ("chosen", "rejected"),
-        _named, (), names_answers,
+        convert=_named, matches=names_answers,
         find=lambda keys: (
             {"chosen": "chosen", "rejected": "rejected"}
             if {"chosen", "rejected"} <= set(keys) and sides_in(keys) is not None
@@ -409,141 +404,146 @@ PRESETS: Final = (
     ),
     Preset(
         "sharegpt", "LLaMA-Factory's ShareGPT form",
-        ("conversations", "chosen", "rejected"), _sharegpt, ("system",),
+        ("conversations", "chosen", "rejected"), convert=_sharegpt, reads=("system",),
     ),
     Preset(
-        "lists", "RewardBench 2, RM-Bench", ("prompt", "chosen", "rejected"), _lists,
-        ("subset", "domain"), _are_lists_of_text,
+        "lists", "RewardBench 2, RM-Bench", ("prompt", "chosen", "rejected"), convert=_lists,
+        reads=("subset", "domain"), matches=_are_lists_of_text,
     ),
     Preset(
-        "turns", "fnlp/hh-rlhf-strength-cleaned", ("chosen", "rejected"), _turns, (),
-        _are_lists_of_text,
+        "turns", "fnlp/hh-rlhf-strength-cleaned", ("chosen", "rejected"),
+        convert=_turns, matches=_are_lists_of_text,
     ),
     Preset(
         "ultrafeedback-binarized", "HuggingFaceH4/ultrafeedback_binarized",
         ("chosen", "rejected", "score_chosen", "score_rejected"),
-        _native(scores=("score_chosen", "score_rejected")), NATIVE.reads,
+        convert=_native(scores=("score_chosen", "score_rejected")), reads=NATIVE.reads,
     ),
     Preset(
         "tulu3", "allenai's Tulu 3 preference mixtures",
         ("chosen", "rejected", "chosen_rating", "rejected_rating"),
-        _native(scores=("chosen_rating", "rejected_rating"), category=("source",)),
-        (*NATIVE.reads, "source"),
+        convert=_native(scores=("chosen_rating", "rejected_rating"), category=("source",)),
+        reads=(*NATIVE.reads, "source"),
     ),
     Preset(
         "rewardbench", "RewardBench 1", ("prompt", "chosen", "rejected", "subset"),
-        _native(category=("subset",)), NATIVE.reads,
+        convert=_native(category=("subset",)), reads=NATIVE.reads,
     ),
     Preset(
-        "instruction", "Orca DPO pairs, Alpaca's form", ("chosen", "rejected"), _instruction,
-        (*INSTRUCTIONS, "system", "history", *NATIVE.reads), _asks_in_another_column,
-        find=_answers_named,
+        "instruction", "Orca DPO pairs, Alpaca's form", ("chosen", "rejected"),
+        convert=_instruction, reads=(*INSTRUCTIONS, "system", "history", *NATIVE.reads),
+        matches=_asks_in_another_column, find=_answers_named,
     ),
     NATIVE,
     Preset(
         "helpsteer3", "nvidia/HelpSteer3, preference",
         ("context", "response1", "response2", "overall_preference"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "context", "response1", "response2", score_from("overall_preference", 3),
             scores_of("individual_preference", "score"), is_rated=True, category="domain",
         ),
-        ("individual_preference", "domain"),
+        reads=("individual_preference", "domain"),
     ),
     Preset(
         "helpsteer2", "nvidia/HelpSteer2, preference",
         ("prompt", "response_1", "response_2", "preference_strength"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "prompt", "response_1", "response_2", score_from("preference_strength", 3),
             scores_of("all_preferences_unprocessed", "strength"), is_rated=True,
         ),
-        ("all_preferences_unprocessed",),
+        reads=("all_preferences_unprocessed",),
     ),
     Preset(
         "pku", "PKU-SafeRLHF by helpfulness",
         ("prompt", "response_0", "response_1", "better_response_id"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "prompt", "response_0", "response_1", choice("better_response_id", {0: 1, 1: -1})
         ),
     ),
     Preset(
         "pku-safer", "PKU-SafeRLHF by harmlessness",
         ("prompt", "response_0", "response_1", "safer_response_id"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "prompt", "response_0", "response_1", choice("safer_response_id", {0: 1, 1: -1})
         ),
         is_automatic=False,
     ),
     Preset(
         "shp", "stanfordnlp/SHP", ("history", "human_ref_A", "human_ref_B", "labels"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "history", "human_ref_A", "human_ref_B", choice("labels", {1: 1, 0: -1}),
             counts=("score_A", "score_B"), category="domain",
         ),
-        ("score_A", "score_B", "domain"),
+        reads=("score_A", "score_B", "domain"),
     ),
     Preset(
         "multipref", "allenai/multipref",
         ("text", "completion_a", "completion_b", MULTIPREF_PEOPLE[0]),
-        TwoAnswers(
+        convert=TwoAnswers(
             "text", "completion_a", "completion_b", majority(multipref), multipref,
             category="category", identity="comparison_id",
         ),
-        (MULTIPREF_PEOPLE[1], "comparison_id"),
+        reads=(MULTIPREF_PEOPLE[1], "comparison_id"),
     ),
     Preset(
         "arena-55k", "lmsys/lmsys-arena-human-preference-55k",
         ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b", "winner_tie"),
-        _arena_turns,
+        convert=_arena_turns,
     ),
     Preset(
         "arena", "arena-human-preference-100k and -140k, chatbot_arena_conversations",
         ("conversation_a", "conversation_b", "winner"),
-        TwoAnswers(
+        convert=TwoAnswers(
             None, "conversation_a", "conversation_b", winner("conversation_a", "conversation_b")
         ),
     ),
     Preset(
         "pandalm", "PandaLM's test set", ("instruction", "response1", "response2", "annotator1"),
-        _with_input(TwoAnswers("prompt", "response1", "response2", majority(_pandalm), _pandalm)),
-        ("input", *VOTERS), find=_pandalm_columns,
+        convert=_with_input(
+            TwoAnswers("prompt", "response1", "response2", majority(_pandalm), _pandalm)
+        ),
+        reads=("input", *VOTERS), find=_pandalm_columns,
     ),
     Preset(
         "auto-j", "Auto-J's test set", ("scenario", "prompt", "response 1", "response 2", "label"),
-        TwoAnswers(
+        convert=TwoAnswers(
             "prompt", "response 1", "response 2", choice("label", {0: 1, 1: -1, 2: 0}),
             category="scenario",
         ),
     ),
-    Preset("label-studio", "Label Studio's export", ("data", "annotations"), _label_studio),
+    Preset("label-studio", "Label Studio's export", ("data", "annotations"), convert=_label_studio),
     Preset(
         "voted", "two answers, and which each annotator chose",
-        ("prompt", "response_a", "response_b", "annotator_1"),
-        _with_input(TwoAnswers("prompt", *SIDE_COLUMNS, majority(PEOPLE_VOTED), PEOPLE_VOTED)),
-        find=columns_voted,
+        ("prompt", "response_a", "response_b", "annotator_1"), find=columns_voted,
+        convert=_with_input(
+            TwoAnswers("prompt", *SIDE_COLUMNS, majority(PEOPLE_VOTED), PEOPLE_VOTED)
+        ),
     ),
     Preset(
         "labelled", "two answers, and which won", ("prompt", "response_a", "response_b", "winner"),
-        _with_input(TwoAnswers("prompt", *SIDE_COLUMNS, winner(*SIDE_COLUMNS))),
+        convert=_with_input(TwoAnswers("prompt", *SIDE_COLUMNS, winner(*SIDE_COLUMNS))),
         matches=_has_whole_texts, find=columns_of_two,
     ),
     Preset(
         "ultrafeedback", "openbmb/UltraFeedback, by overall_score", ("instruction", "completions"),
-        ScoredList("instruction", "completions", "response", "overall_score", category="source"),
-        ("source",), _has_key("completions", "overall_score"),
+        convert=ScoredList(
+            "instruction", "completions", "response", "overall_score", category="source"
+        ),
+        reads=("source",), matches=_has_key("completions", "overall_score"),
     ),
     Preset(
         "nemo-rl", "NeMo-RL", ("context", "completions"),
-        ScoredList("context", "completions", "completion", "rank", is_rank=True), (),
-        _has_key("completions", "rank"),
+        convert=ScoredList("context", "completions", "completion", "rank", is_rank=True),
+        matches=_has_key("completions", "rank"),
     ),
     Preset(
         "nectar", "berkeley-nest/Nectar", ("prompt", "answers"),
-        ScoredList("prompt", "answers", "answer", "rank", is_rank=True), (),
-        _has_key("answers", "rank"),
+        convert=ScoredList("prompt", "answers", "answer", "rank", is_rank=True),
+        matches=_has_key("answers", "rank"),
     ),
     Preset(
         "ranked", "answers with scores or ranks", ("prompt", "responses", "scores"),
-        order_by_scores, ("ranks", "tie"), has_order, find=answers_in,
+        convert=order_by_scores, reads=("ranks", "tie"), matches=has_order, find=answers_in,
     ),
     Preset(
         "best-first", "answers in their order, whatever other columns say", ("prompt", "responses"),
@@ -551,12 +551,12 @@ PRESETS: Final = (
     ),
     Preset(
         "openai", "OpenAI's preference fine-tuning",
-        ("input", "preferred_output", "non_preferred_output"), _openai,
+        ("input", "preferred_output", "non_preferred_output"), convert=_openai,
     ),
     Preset(
         "alpaca-ranking", "LLaMA-Factory's older form: `output` is a list, best first",
-        ("instruction", "output"), _instruction, ("input", "system"),
-        lambda row: isinstance(row.get("output"), list),
+        ("instruction", "output"), convert=_instruction, reads=("input", "system"),
+        matches=lambda row: isinstance(row.get("output"), list),
     ),
     KTO,
     KTO_MESSAGES,

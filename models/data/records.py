@@ -39,14 +39,14 @@ class Opinion:
     annotator: str
     prefers: str
 
-    def exchanged(self) -> Opinion:
+    def swapped(self) -> Opinion:
         """The same opinion of the pair with the other label."""
         other = {"chosen": "rejected", "rejected": "chosen"}
         return Opinion(self.annotator, other.get(self.prefers, self.prefers))
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogues:
+class PairMessages:
     """The messages that a pair's texts were made of, each {role, content} and what else it came
     with (`tool_calls`, `name`)."""
 
@@ -60,8 +60,9 @@ class PreferencePair:
     """One comparison as it was given; no stage changes it.
 
     prompt: the whole dialogue up to the last assistant turn; chosen, rejected: only the answer.
-    rating: 1 (barely better) to 4 (much better). group: one ranking's pairs. source: "file:line".
-    opinions: who voted how, where that is known. messages: where it came as messages.
+    rating: 1 (barely better) to 4 (much better). source: "file:line". opinions: who voted
+    how, where that is known. group: id shared by the pairs of one ranking. messages: the original
+    messages; None where the pair came as text.
     """
 
     id: str
@@ -74,7 +75,19 @@ class PreferencePair:
     group: str | None = None
     source: str = ""
     opinions: tuple[Opinion, ...] | None = None
-    messages: Dialogues | None = None
+    messages: PairMessages | None = None
+
+    def swapped(self) -> PreferencePair:
+        """The pair with the other label."""
+        votes, messages = self.votes, self.messages
+        return dataclasses.replace(
+            self,
+            chosen=self.rejected,
+            rejected=self.chosen,
+            votes=votes and Votes(votes.rejected, votes.chosen, votes.equal),
+            opinions=self.opinions and tuple(opinion.swapped() for opinion in self.opinions),
+            messages=messages and PairMessages(messages.prompt, messages.rejected, messages.chosen),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The fields, in order of declaration, as values that `json.dumps` takes.
@@ -90,7 +103,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRef:
-    """Names one committed artifact; `digest` is the sha256 over its files."""
+    """Names one published artifact; `digest` is the sha256 over its files."""
 
     stage: str
     key: str

@@ -1,4 +1,4 @@
-"""The self-test of a label audit: whose labels are turned round on purpose, in a copy."""
+"""The self-test of a label audit: which labels of a copy are planted flips."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FEWEST_PLANTED = 10
 SUREST_TIE = 0.5 + 1e-6
 
 
-def planted(rows: Sequence[Row], share: float) -> Array:
-    """(N,) bool: the pairs whose labels are turned round on purpose, this share of them.
+def planted_flips(rows: Sequence[Row], share: float) -> Array:
+    """(N,) bool: the pairs whose labels are to be planted flips, this share of them.
 
     At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
-    members of a vote turn the same ones, and copies of a pair are turned together. Where labels are
-    not certain, of the surer half of them, and none that is a tie: one that may as well be wrong
-    is not made wrong by turning it round.
+    members of a vote flip the same ones, and copies of a pair are flipped together. Where labels
+    are not certain, of the surer half of them, and none that is a tie: one that may as well be
+    wrong is not made wrong by flipping it.
     """
     if not share:
         return np.zeros(len(rows), bool)

@@ -6,7 +6,7 @@ case or spacing stays on its side. HH-RLHF also cuts one dialogue at several tur
 longer prompt then quotes an answer of the shorter one's pair (6 % of the pairs of the copies
 this was tried on): dialogues with the same first turn stay together too.
 
-`plant_flips` turns labels round on purpose, to measure how well an audit finds them.
+`plant_flips` flips labels on purpose, to measure how well an audit finds them.
 """
 
 from __future__ import annotations
@@ -16,39 +16,25 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from trimtab.models.data.prompts import first_turn, normalise_prompt
-from trimtab.models.data.records import Dialogues, PreferencePair, Votes
+from trimtab.models.data.records import PreferencePair, Votes
 
 
 def plant_flips(
     pairs: Sequence[PreferencePair], share: float, rng: random.Random
 ) -> list[PreferencePair]:
-    """The pairs, of which round(share * clear ones) clear ones have answers and votes exchanged."""
+    """The pairs, of which round(share * clear ones) clear ones are swapped."""
     clear = [index for index, pair in enumerate(pairs) if is_clear(pair)]
-    turned = set(rng.sample(clear, round(share * len(clear))))
-    return [exchanged(pair) if index in turned else pair for index, pair in enumerate(pairs)]
+    flipped = set(rng.sample(clear, round(share * len(clear))))
+    return [pair.swapped() if index in flipped else pair for index, pair in enumerate(pairs)]
 
 
 def is_clear(pair: PreferencePair) -> bool:
     """Whether all votes agree, for whichever answer; a pair without votes counts as clear."""
     votes = pair.votes
     return votes is None or (votes.equal == 0 and 0 in (votes.chosen, votes.rejected))
-
-
-def exchanged(pair: PreferencePair) -> PreferencePair:
-    """The pair with the other label."""
-    votes, messages = pair.votes, pair.messages
-    return replace(
-        pair,
-        chosen=pair.rejected,
-        rejected=pair.chosen,
-        votes=votes and Votes(votes.rejected, votes.chosen, votes.equal),
-        opinions=pair.opinions and tuple(opinion.exchanged() for opinion in pair.opinions),
-        messages=messages and Dialogues(messages.prompt, messages.rejected, messages.chosen),
-    )
 
 
 def truth_of(before: PreferencePair, after: PreferencePair, split: str) -> dict[str, Any]:

@@ -29,32 +29,33 @@ ASSUMED_PAIRS = 160_800
 
 @dataclass(frozen=True, kw_only=True)
 class Amounts:
-    """Counts of examples, and bounds on tokens a row (end tokens included).
-
-    train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
-    they are of; ranked: the most responses of one. Of the synthetic world, pair_prompts: that its
-    comparisons answer; held_out_prompts: of its held-out family, to adapt to.
-    distinct_demonstrations: of different prompts. eval_prompts: of all `eval_sets` sets, that of
-    validation included. prompt_tokens, dialogue_tokens (prompt and one response), pair_tokens
-    (prompt and both responses in one packed row): the most of any row.
-    assumptions: where the numbers come from, a sentence each.
-    """
+    """Counts of examples, and the most tokens of any row (end tokens included)."""
 
     demonstrations: int
     distinct_demonstrations: int = 0
+    """Demonstrations of different prompts."""
     pair_prompts: int = 0
+    """Prompts that the world's comparisons answer."""
     pairs: int
     train_pairs: int
+    """What splitting gives on average."""
     train_rankings: int
-    ranked: int = 2
+    """Prompts (and groups) of the training pairs; one k-wise row each."""
+    max_responses: int = 2
+    """Most responses to one prompt."""
     policy_prompts: int
     held_out_prompts: int = 0
+    """Prompts of the world's held-out family, to adapt to."""
     eval_prompts: int = 0
+    """Evaluation prompts of all `eval_sets` sets, validation included."""
     eval_sets: int = 0
     prompt_tokens: int
     dialogue_tokens: int
+    """Of a prompt and one response."""
     pair_tokens: int
+    """Of a prompt and both responses in one packed row."""
     assumptions: tuple[str, ...] = ()
+    """Where the numbers come from, a sentence each."""
 
     @property
     def held_out_pairs(self) -> int:
@@ -81,11 +82,12 @@ def amounts_of_world(
 ) -> Amounts:
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
     sizes = family_sizes(world)
+    # Only the sizes count: None stands for every prompt.
     sets = prompt_sets(sizes, *([None] * sum(family) for family in sizes))
     evaluated = [len(rows) for name, rows in sets.items() if name.startswith("eval/")]
     prompts = counts.num_taken(len(sets["pair_prompts"]), comparisons.num_prompts)
-    most = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
-    pairs = prompts * most
+    pairs_per_prompt = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
+    pairs = prompts * pairs_per_prompt
     train_share = counts.split_shares(comparisons)["train"]
     prompt, demonstration = _longest_rows()
     return Amounts(
@@ -94,7 +96,7 @@ def amounts_of_world(
         pairs=pairs,
         train_pairs=round(pairs * train_share),
         train_rankings=round(prompts * train_share),
-        ranked=min(comparisons.num_responses, 2 * most),
+        max_responses=min(comparisons.num_responses, 2 * pairs_per_prompt),
         policy_prompts=len(sets["policy_prompts"]),
         held_out_prompts=len(sets["held_out_prompts"]),
         distinct_demonstrations=sizes.main[0] + sizes.expert[1] + sizes.held_out[1],
@@ -105,9 +107,10 @@ def amounts_of_world(
         pair_tokens=prompt + 2 * (comparisons.max_new_tokens + 1),
         assumptions=(
             f"rows: counted from `world`. Every one of {prompts:,} prompts is taken to give "
-            f"{'a pair' if most == 1 else f'{most} pairs'}, which only those do whose answers "
-            "differ enough (under half of them with a policy as poor as that of `smoke`): pairs "
-            "and steps on them are upper bounds; splits have their average size",
+            f"{'a pair' if pairs_per_prompt == 1 else f'{pairs_per_prompt} pairs'}, which only "
+            "those do whose answers differ enough (under half of them with a policy as poor as "
+            "that of `smoke`): pairs and steps on them are upper bounds; splits have their average "
+            "size",
             f"tokens a row: the most there can be. A prompt has at most {prompt} tokens, a prompt "
             f"with its demonstration {demonstration}; every sampled answer is taken to run to "
             "max_new_tokens",
@@ -134,13 +137,13 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
     counted = [source for source in sources if source is not None]
     is_known = len(counted) == len(sources)
     pairs, how = _total(sum(count.pairs for count in counted) if is_known else None, config)
-    rankings, ranked = pairs, 2
+    rankings, max_responses = pairs, 2
     if is_known:
         rankings = min(pairs, sum(count.rankings for count in counted))
-        ranked = max(count.ranked for count in counted)
+        max_responses = max(count.max_responses for count in counted)
     shares = counts.split_shares(config)
     train = round(pairs * shares["train"])
-    shown, how_shown = _demonstrations(config, train)
+    num_demonstrations, assumption = _demonstrations(config, train)
     evaluated = [
         counts.num_taken(round(pairs * shares[split]), config.num_eval_prompts)
         for split in ("validation", "test")
@@ -148,13 +151,13 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
     if config.written_prompts:
         evaluated += [len(load_written(name)) for name in SETS]
     return Amounts(
-        demonstrations=shown,
+        demonstrations=num_demonstrations,
         pairs=pairs,
         train_pairs=train,
         train_rankings=round(rankings * shares["train"]),
-        ranked=ranked,
+        max_responses=max_responses,
         policy_prompts=train,
-        distinct_demonstrations=shown,
+        distinct_demonstrations=num_demonstrations,
         eval_prompts=sum(evaluated),
         eval_sets=len(evaluated),
         prompt_tokens=config.max_tokens,
@@ -166,7 +169,7 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
             f"tokens a row: the most there can be, from preferences.max_tokens = "
             f"{config.max_tokens} for a prompt with one answer, a pair twice that; every sampled "
             "answer is taken to run to max_new_tokens. Most real rows are far shorter",
-            *how_shown,
+            *assumption,
         ),
     )
 
@@ -215,7 +218,7 @@ class _Counted(NamedTuple):
 
     pairs: int
     rankings: int
-    ranked: int
+    max_responses: int
 
 
 def _count_pairs(name: str, config: PreferencesConfig) -> _Counted | None:

@@ -9,7 +9,7 @@ Deviations
 2. The log-ratios are data: no gradient flows into the policies.
 3. m(x) is a constant, as in the paper's experiments [AM footnote 3].
 4. [AM eq. 6] knows certain labels. With a soft label p the loss is its expectation over which
-   response is the better one: p times that of the pair, 1 - p times that of the pair turned round,
+   response is the better one: p times that of the pair, 1 - p times that of the swapped pair,
    bounds included. A ranking margin changes the ranking part only.
 5. [AM eq. 7] is an identity that defines e; as a loss it is a squared error on the mean reward of
    samples from the current policy.
@@ -113,8 +113,8 @@ def advantage_loss(
     )
     bounds = _bounds(chosen_adv, rejected_adv, margin)
     if label_chosen is not None:
-        turned = _bounds(rejected_adv, chosen_adv, margin)
-        bounds = label_chosen * bounds + (1 - label_chosen) * turned
+        swapped = _bounds(rejected_adv, chosen_adv, margin)
+        bounds = label_chosen * bounds + (1 - label_chosen) * swapped
     bounding = weighted_mean(bounds, weight)
     parts = {"ranking_loss": ranking.detach(), "bounding_loss": bounding.detach()}
     return ranking + bounding, parts | metrics

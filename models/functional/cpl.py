@@ -79,7 +79,7 @@ def cpl_loss(
     shift = 0.0 if margin is None else margin
     losses = -F.logsigmoid(chosen_scores - conservative_bias * rejected_scores - shift)
     if label_chosen is not None:
-        turned = -F.logsigmoid(rejected_scores - conservative_bias * chosen_scores + shift)
-        losses = label_chosen * losses + (1 - label_chosen) * turned
+        swapped = -F.logsigmoid(rejected_scores - conservative_bias * chosen_scores + shift)
+        losses = label_chosen * losses + (1 - label_chosen) * swapped
     metrics = pair_metrics(chosen_scores.detach(), rejected_scores.detach())
     return weighted_mean(losses, weight), metrics

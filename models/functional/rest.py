@@ -1,4 +1,4 @@
-"""Reinforced self-training: thresholds that rise, and what they leave.
+"""Reinforced self-training (ReST): the samples that pass each of a rising series of thresholds.
 
 [REST] Gulcehre et al., Reinforced Self-Training (ReST) for Language Modeling, 2023,
 arXiv 2308.08998.
@@ -20,32 +20,32 @@ from torch import Tensor
 
 from trimtab.models.functional.checks import require_floating, require_shape
 
-ThresholdKind = Literal["quantile", "value"]
-
 
 def improvement_sets(
-    scores: Tensor, thresholds: Sequence[float], kind: ThresholdKind
+    scores: Tensor, thresholds: Sequence[float], kind: Literal["quantile", "value"]
 ) -> list[Tensor]:
     """What each Improve step learns from: F(x, y; tau_i) = 1[R(x, y) >= tau_i] [REST, its filter].
 
     scores: (N,), any unit. thresholds: strictly rising; in [0, 1) where `kind` is "quantile" (0.7:
     the best 30 % stay), else in the scores' unit.
-    Returns for each threshold the places (n_i,) long of the samples that stay, each a part of the
-    one before. Raises ShapeError for other shapes, ValueError for thresholds that do not rise, or
-    that leave nothing.
+    Returns one index tensor (n_i,) long per threshold; each set is a subset of the one before.
+    Raises ShapeError for other shapes, ValueError for scores of NaN, for thresholds that do not
+    rise, or that leave nothing.
     """
     require_shape("improvement_sets", 1, scores=scores)
     require_floating("improvement_sets", scores=scores)
+    if bool(scores.isnan().any()):
+        raise ValueError("improvement_sets: a score is NaN: it would pass no threshold")
     if any(later <= earlier for earlier, later in zip(thresholds, thresholds[1:], strict=False)):
         raise ValueError(f"improvement_sets: thresholds must rise, found {list(thresholds)}")
     sets = []
     for threshold in thresholds:
-        least = torch.quantile(scores, threshold) if kind == "quantile" else threshold
-        best = (scores >= least).nonzero()[:, 0]
-        if len(best) == 0:
+        cutoff = torch.quantile(scores, threshold) if kind == "quantile" else threshold
+        kept_indices = (scores >= cutoff).nonzero()[:, 0]
+        if len(kept_indices) == 0:
             raise ValueError(
                 f"improvement_sets: no sample scores {threshold} or more; the highest score is "
                 f"{float(scores.max()):.3f}: lower the threshold, or use quantiles"
             )
-        sets.append(best)
+        sets.append(kept_indices)
     return sets

@@ -24,7 +24,7 @@ from trimtab.models.functional.checks import (
     require_shape,
 )
 
-# Of a judge that is certain, or whose text alone is read: a vote of finite size (free).
+# Largest probability of a vote (free), so that its log-odds are finite where the judge is certain.
 SUREST = 0.999
 
 
@@ -75,7 +75,7 @@ def debiased_preference(
 
 
 def clamped_preference(preference: Tensor, low: float, high: float) -> Tensor:
-    """A preference moved into bounds, where thoughts make a judge surer than it is right to be.
+    """A preference clamped to bounds, as chain of thought makes a judge overconfident.
 
     min(max(p, low), high) [CAI section 4.1: 0.4 and 0.6, with chain of thought].
 
@@ -131,7 +131,7 @@ def alignment(preference: Tensor) -> Tensor:
 
     1 where preference > 1/2, 0 where it is less, 1/2 where it is equal (deviation 1).
 
-    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    preference: (N,), the judge's probability in [0, 1] that the chosen response is better.
     Returns (N,) in {0, 1/2, 1}, in the probabilities' dtype.
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
     """
@@ -142,13 +142,13 @@ def alignment(preference: Tensor) -> Tensor:
 def preferred_labels(preference: Tensor, *, soft: bool) -> tuple[Tensor, Tensor]:
     """A judge's preferences as labels of the responses it prefers [RLAIF section 2.1].
 
-    is_turned_i = preference_i < 1/2; label_i = max(preference_i, 1 - preference_i), the probability
-    that the response which is better by the judge is so; where labels are not soft, 1. At 1/2
-    nothing is turned, and the label is 1/2 either way (deviation 1).
+    is_flipped_i = preference_i < 1/2; label_i = max(preference_i, 1 - preference_i), the judge's
+    probability that the response it prefers is better; where labels are not soft, 1.
+    At 1/2 nothing is flipped, and the label is 1/2 (deviation 1).
 
-    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    preference: (N,), the judge's probability in [0, 1] that the chosen response is better.
     soft: whether labels are probabilities, for the cross entropy of `reward.ranking_loss`.
-    Returns is_turned (N,) bool, True = the two responses change places, and label (N,) in [1/2, 1].
+    Returns is_flipped (N,) bool, True = the two responses are swapped, and label (N,) in [1/2, 1].
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
     """
     _require_probabilities("preferred_labels", preference=preference)
@@ -176,7 +176,7 @@ def is_understood(shown_first: Tensor, shown_second: Tensor, num_unparsed: Tenso
 def log_odds_votes(preference: Tensor, understood: Tensor) -> Tensor:
     """A judge's votes on labels: log(p / (1 - p)), p within 1 - SUREST and SUREST.
 
-    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    preference: (N,), the judge's probability in [0, 1] that the chosen response is better.
     understood: (N,) bool, True = as in `is_understood`.
     Returns (N,), logits; NaN, no vote, where the pair was not understood or p is 1/2 (deviation 1).
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
@@ -187,34 +187,14 @@ def log_odds_votes(preference: Tensor, understood: Tensor) -> Tensor:
     return votes.where(understood & (preference != 0.5), torch.nan)
 
 
-def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Agreement of two judges over N cases: raw, and beyond chance [KAPPA eq. 1].
+def kappa_of_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Agreement of two judges: raw, and beyond chance [KAPPA eq. 1]; of many samples at once.
 
     p_o = share of equal verdicts; p_e = sum_c share_1(c) share_2(c); kappa = (p_o - p_e)/(1 - p_e).
 
-    first, second: (N,), verdicts of any kind and number (win 1, tie 0, lose -1), not floating.
-    Returns p_o in [0, 1] and kappa in [-1, 1], float64 scalars; kappa is NaN where both judges give
-    one and the same verdict throughout, as chance would agree just as well.
-    Raises ShapeError for other shapes and for floating-point verdicts.
-    """
-    require_shape("cohen_kappa", 1, first=first, second=second)
-    if first.is_floating_point() or second.is_floating_point():
-        raise ShapeError(
-            f"cohen_kappa: verdicts must be whole, found {first.dtype} and {second.dtype}; pass "
-            "them as .long()"
-        )
-    classes, place = torch.unique(torch.cat([first, second]), return_inverse=True)
-    mine, theirs = place.split(first.shape[0])
-    count = len(classes)
-    counts = torch.bincount(count * mine + theirs, minlength=count * count)
-    return kappa_of_counts(counts.reshape(count, count))
-
-
-def kappa_of_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """`cohen_kappa` from how often two judges gave which verdicts, of many samples at once.
-
     counts: (..., C, C), n_cd = how often the first judge said c and the second d; some above 0.
-    Returns p_o and kappa (...), float64; kappa is NaN as in `cohen_kappa`.
+    Returns p_o in [0, 1] and kappa in [-1, 1], (...), float64; kappa is NaN where both judges give
+    one and the same verdict throughout, as chance would agree just as well.
     Raises ShapeError where counts are not square.
     """
     if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2]:

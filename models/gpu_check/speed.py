@@ -58,7 +58,8 @@ from trimtab.models.gpu_check.stage_runs import (
     visible_gpu,
 )
 from trimtab.models.nets.device import current_device
-from trimtab.models.nets.fused import compile_layers, with_fused_layers
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.logits import NarrowProduct, token_logprobs
@@ -137,6 +138,12 @@ def card(bench: Bench) -> None:
         bench.note(name, times * numbers.nbytes / seconds / 1e9, "GB/s")
 
 
+def compile_layers(model: torch.nn.Module, backend: str) -> None:
+    """Have torch compile the layers, all but attention, at their first pass."""
+    for layer in layers_of(model):
+        layer.compile(backend=backend, dynamic=True)
+
+
 def material(bench: Bench) -> None:
     """Write the models, pairs and prompts that the parts below use."""
     scale = begin(bench, "float32")
@@ -165,9 +172,10 @@ def reward_model(bench: Bench, large: bool = False, compiled: bool = False) -> N
     model = build_from_config(AutoModelForSequenceClassification, config, dtype=torch.float32)
     model = model.to(current_device())
     if compiled:
-        compile_layers(model, "inductor" if bench.device == "cuda" else "aot_eager").train()
+        compile_layers(model, "inductor" if bench.device == "cuda" else "aot_eager")
     else:
-        with_fused_layers(model).train()
+        fuse_layers(model)
+    model.train()
     rankings = pair_batches_of(pairs)
     data = TrainingRows(rankings.rows, rankings.weight, arguments=rankings.compared)
     batch = list(range(scale.timed))

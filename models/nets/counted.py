@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 from trimtab.models.nets.attention import packed_attention
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.pretrained import build_from_config
 from trimtab.models.nets.supported import decoder_config, unencodable_in, untrainable
@@ -232,7 +232,8 @@ def counted(path: Path) -> dict[str, Any]:
         model = build_from_config(AutoModelForCausalLM, config, dtype=torch.float32)
     shape = shape_of_model(config, model)
     try:
-        kept = kept_of(with_fused_layers(model.eval()))
+        fuse_layers(model)
+        kept = kept_of(model.eval())
     except (ValueError, TypeError) as error:  # training would raise it too
         kept = _usual_shape(shape)
         reason = reason or f"found model_type {config.model_type!r}: {error}"

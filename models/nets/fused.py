@@ -30,8 +30,6 @@ from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 from transformers.utils import is_liger_kernel_available
 
-from trimtab.models.nets.freezing import layers_of
-
 # Those of transformers whose passes are the ones above.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _NORMS = {f"{family}RMSNorm" for family in _FAMILIES}
@@ -39,17 +37,18 @@ _FEED_FORWARDS = {f"{family}MLP" for family in _FAMILIES}
 _ROTATION = "apply_rotary_pos_emb"  # of transformers' modules
 
 
-def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with the fused layers of its device; those that are unknown stay.
+def fuse_layers(model: PreTrainedModel) -> None:
+    """Change the model's norms, gated products and, on CUDA, rotary embeddings in place.
 
-    They become of another class: a module that held its own `forward` would refer to itself, and
-    Python would free its weights long after the model is gone.
+    A layer's class is replaced, not its `forward` attribute: a bound method there would be a
+    reference cycle and delay the freeing of weights. Layers that are unknown stay.
     """
     if model.device.type == "cuda":
-        with_exact_angles(model)
+        use_exact_rotary_angles(model)
     if compiles_kernels(model.device) and is_liger_kernel_available():
-        return with_liger_layers(model)
-    return with_own_layers(model)
+        fuse_with_liger(model)
+    else:
+        fuse_with_own(model)
 
 
 def compiles_kernels(device: torch.device) -> bool:
@@ -69,8 +68,8 @@ def _can_compile() -> bool:
     return any(map(shutil.which, compilers)) and headers.exists()
 
 
-def with_exact_angles(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, whose rotary angles are products of float32 where others are of TF32.
+def use_exact_rotary_angles(model: PreTrainedModel) -> None:
+    """Compute rotary angles in float32 even where other products are TF32.
 
     transformers multiplies frequencies and positions as matrices. In TF32 whole numbers above 2048
     are rounded, and frequencies to 2^-11 of themselves; whether a GPU takes it depends on the rows,
@@ -79,8 +78,7 @@ def with_exact_angles(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         kind: Any = type(module)
         if kind.__name__.endswith("RotaryEmbedding") and kind.forward is not _exact_angles:
-            module.__class__ = passing_by(kind, _exact_angles)
-    return model
+            module.__class__ = with_forward(kind, _exact_angles)
 
 
 def _exact_angles(self: Any, *positional: Any, **named: Any) -> Any:
@@ -92,23 +90,22 @@ def _exact_angles(self: Any, *positional: Any, **named: Any) -> Any:
         torch.set_float32_matmul_precision(precision)
 
 
-def with_own_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, whose norms and gated products now take their gradient by hand."""
+def fuse_with_own(model: PreTrainedModel) -> None:
+    """Change the model's norms and gated products in place: their gradient is taken by hand."""
     for module in model.modules():
         kind: Any = type(module)
         if kind.forward in (_norm, _feed_forward):
             continue
         if kind.__name__ in _NORMS:
-            module.__class__ = passing_by(kind, _norm)
+            module.__class__ = with_forward(kind, _norm)
         elif kind.__name__ in _FEED_FORWARDS and module.config.hidden_act in ("silu", "swish"):
-            module.__class__ = passing_by(kind, _feed_forward)
-    return model
+            module.__class__ = with_forward(kind, _feed_forward)
 
 
-def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with liger-kernel's norms, gated products and rotary embeddings; for CUDA.
+def fuse_with_liger(model: PreTrainedModel) -> None:
+    """Change the model's norms, gated products and rotary embeddings in place to liger-kernel's.
 
-    Rotary embeddings are exchanged for all models of the architecture in this process.
+    For CUDA. Rotary embeddings change for all models of the architecture in this process.
     """
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
     from transformers.integrations.liger import apply_liger_kernel  # loads transformers' trainer
@@ -127,12 +124,13 @@ def with_liger_layers(model: PreTrainedModel) -> PreTrainedModel:
             for name in ("forward", "extra_repr", "_get_name"):
                 vars(module).pop(name, None)
             kind: Any = type(module)
-            module.__class__ = passing_by(kind, forward.__func__)
+            module.__class__ = with_forward(kind, forward.__func__)
             used.add(forward.__qualname__.partition(".")[0])
     _say(
         f"layers of liger-kernel in {model.config.model_type}: {', '.join(sorted(used)) or 'none'}"
     )
-    return model if used else with_own_layers(model)
+    if not used:
+        fuse_with_own(model)
 
 
 def _rotated(
@@ -163,25 +161,14 @@ def _rotated(
     return rotated
 
 
-def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> PreTrainedModel:
-    """The model, whose layers torch compiles at their first pass, for any number of tokens.
-
-    What stands between calls of attention is fused, and attention itself is left as it is. Given a
-    model without other fused layers it is the alternative to them that a card can be asked about.
-    """
-    for layer in layers_of(model):
-        layer.compile(backend=backend, dynamic=True)
-    return model
-
-
 @cache
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 @cache
-def passing_by(kind: Any, forward: Callable[..., Any]) -> type[nn.Module]:
-    """A subclass whose forward pass is replaced."""
+def with_forward(kind: Any, forward: Callable[..., Any]) -> type[nn.Module]:
+    """A subclass with another forward pass."""
     changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
     return changed
 

@@ -32,8 +32,8 @@ from trimtab.models.functional.contrastive import prototype_scores
 from trimtab.models.nets.counts import llama_fields
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
-from trimtab.models.nets.fused import with_fused_layers
-from trimtab.models.nets.precision import store_narrow, stores_narrow
+from trimtab.models.nets.fused import fuse_layers
+from trimtab.models.nets.precision import convert_to_bfloat16, keeps_frozen_in_bfloat16
 from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 from trimtab.models.nets.scoring import (
     CATEGORY_HEADS,
@@ -62,16 +62,18 @@ def load_base_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrained
 
 def load_policy(base: str | Path, *, is_frozen: bool = False) -> PreTrainedModel:
     """As `load_base_policy`, with the fused layers of its device."""
-    return with_fused_layers(load_base_policy(base, is_frozen=is_frozen))
+    model = load_base_policy(base, is_frozen=is_frozen)
+    fuse_layers(model)
+    return model
 
 
 def _loaded(load: Callable[[], PreTrainedModel], is_frozen: bool) -> PreTrainedModel:
     """What `load` makes. What is to be narrow becomes so before it takes a GPU's memory."""
-    if not (is_frozen and stores_narrow()):
+    if not (is_frozen and keeps_frozen_in_bfloat16()):
         with current_device():
             return load()
     model = load()
-    store_narrow(*(find_layers(model) or ()))
+    convert_to_bfloat16(*(find_layers(model) or ()))
     return _move_to_device(model)
 
 
@@ -126,7 +128,9 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
-    return with_fused_layers(_move_to_device(model))
+    model = _move_to_device(model)
+    fuse_layers(model)
+    return model
 
 
 def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTrainedModel:
@@ -146,7 +150,8 @@ def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTra
             dtype=torch.float32,
         )
     _draw_heads(model.score, seed)
-    return with_fused_layers(model)
+    fuse_layers(model)
+    return model
 
 
 def add_category_heads(model: PreTrainedModel, categories: Sequence[str], seed: int) -> None:
@@ -183,7 +188,9 @@ def load_scorer(folder: Path, *, is_frozen: bool = False) -> PreTrainedModel:
     """
     kind = AutoModelForSequenceClassification
     load = partial(load_pretrained, kind, folder, dtype=torch.float32)
-    return with_fused_layers(_loaded(load, is_frozen))
+    model = _loaded(load, is_frozen)
+    fuse_layers(model)
+    return model
 
 
 def load_critic(folder: Path) -> PreTrainedModel:

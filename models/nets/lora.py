@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.precision import NarrowLinear, store_narrow
+from trimtab.models.nets.precision import NarrowLinear, convert_to_bfloat16
 
 
 def add_adapters(
@@ -59,7 +59,7 @@ def add_adapters(
     with torch.device("cpu"):  # a GPU would draw others from the seed; peft moves them to it
         LoraModel(model, lora, "default")
     if is_narrow:
-        store_narrow(*(model.get_submodule(f"{name}.base_layer") for name in maps))
+        convert_to_bfloat16(*(model.get_submodule(f"{name}.base_layer") for name in maps))
     for head in ("score", "prototypes"):
         if hasattr(model, head):
             getattr(model, head).requires_grad_(True)

@@ -56,7 +56,7 @@ class Candidates:
         """Length of the packed row."""
         return len(self.prompt) + sum(map(len, self.responses))
 
-    def exchanged(self) -> Candidates:
+    def swapped(self) -> Candidates:
         """A pair with its two responses, and their states, in the other order."""
         first, second = self.responses
         lower = self.lower

@@ -1,17 +1,14 @@
-"""In which precision packed trunks multiply: float32, or bfloat16 on weights kept in float32.
+"""Mixed precision of packed trunks: float32 throughout, or float32 weights and bfloat16 products.
 
-With bfloat16 the products of the layers, and what they hand to one another inside a layer, are
-narrow, from the input on that attention or a feed-forward part gets from its norm; on a GPU
-attention itself is, too, which takes a CPU three times as long then. The residual stream, norms,
-heads of scorers, log-probabilities, losses, weights, their gradient and the optimiser's state stay
-in float32; products of float32 matrices, such as those heads', are TF32 on a GPU (ten bits of
-mantissa). The language-model head has rules of its own (`trimtab.models.nets.logits`).
+With bfloat16 the linear layers of attention and MLP multiply in it, from the norm's output on.
+Attention itself does so on a GPU only: a CPU would take three times as long. The residual stream,
+norms, heads of scorers, log-probabilities, losses, weights, gradients and the optimiser's state
+stay float32. On a GPU other products of float32 matrices are then TF32 (ten bits of mantissa).
+The language-model head has rules of its own (`trimtab.models.nets.logits`).
 
-On a GPU a frozen model's linear maps inside its layers are then stored narrow (`store_narrow`).
-Embeddings, norms and heads stay float32: scores and log-probabilities are to the bit those of
-float32 weights under narrow products, so that a policy begins at a divergence of 0 from a reference
-that is its start. Were embeddings and the residual stream narrow too, rounding would add to the
-error that narrow products make already.
+On a GPU the linear layers of frozen models are then stored in bfloat16 (`convert_to_bfloat16`), but
+no embeddings, norms or heads. Scores and log-probabilities are to the bit those of float32 weights
+under bfloat16 products, so that a policy starts at a divergence of 0 from its reference.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ def set_product_precision(precision: Precision) -> None:
     global _is_narrow
     is_auto = precision == "auto"
     _is_narrow = _has_fast_bfloat16() if is_auto else precision == "bfloat16"
-    if _device() == "cuda":  # heads and what else stays in float32 then multiplies as TF32
+    if _device() != "cpu":  # heads and what else stays in float32 then multiplies as TF32
         torch.set_float32_matmul_precision("high" if _is_narrow else "highest")
     if _is_narrow and _device() == "cpu" and not any(map(_has, _FAST)):
         warnings.warn(
@@ -57,14 +54,14 @@ def has_narrow_products() -> bool:
     return _is_narrow
 
 
-def stores_narrow() -> bool:
-    """Whether weights that are not trained are stored narrow: on a GPU whose products are."""
+def keeps_frozen_in_bfloat16() -> bool:
+    """Whether frozen weights are stored in bfloat16: on a GPU with bfloat16 products."""
     return _is_narrow and _device() != "cpu"
 
 
-def store_narrow(*modules: nn.Module) -> None:
-    """Where `stores_narrow`, store every `nn.Linear` within modules that are frozen narrow."""
-    if not stores_narrow():
+def convert_to_bfloat16(*modules: nn.Module) -> None:
+    """Convert every `nn.Linear` in these frozen modules; nothing on a CPU or in float32."""
+    if not keeps_frozen_in_bfloat16():
         return
     for module in (part for parent in modules for part in parent.modules()):
         if type(module) is nn.Linear:
@@ -74,11 +71,12 @@ def store_narrow(*modules: nn.Module) -> None:
 
 @contextmanager
 def narrow_copies(*modules: nn.Module) -> Iterator[None]:
-    """A context in which, where `stores_narrow`, modules multiply by narrow copies of weights.
+    """A context in which the linear layers of these modules use bfloat16 copies of their weights.
 
-    Those of `nn.Linear`, for passes without gradient, each of which would read all weights.
+    For passes without gradient: autocast would read and cast all float32 weights in every pass.
     """
-    parts = (part for module in modules for part in module.modules()) if stores_narrow() else ()
+    converts = keeps_frozen_in_bfloat16()
+    parts = (part for module in modules for part in module.modules()) if converts else ()
     kept = [
         (part, part.weight.data)
         for part in parts
@@ -137,7 +135,7 @@ def trunk_precision(trunk: nn.Module) -> AbstractContextManager[object]:
 
 
 def _cast_inputs_once(layer: nn.Module) -> None:
-    """Of its attention and feed-forward part, whose products would each make a copy and keep it.
+    """Cast the input of attention and MLP once; else autocast keeps a copy for each linear layer.
 
     For good, as layers are also run again where their activations are recomputed.
     """

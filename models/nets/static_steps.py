@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trimtab.models.nets import counts
 from trimtab.models.nets.decoding_steps import ModelSteps, padded
-from trimtab.models.nets.fused import passing_by
+from trimtab.models.nets.fused import with_forward
 from trimtab.models.nets.precision import NarrowLinear, attention_dtype
 
 # Masked attention copies a mask whose rows do not begin at multiples of 16 numbers.
@@ -196,7 +196,7 @@ def few_launches(model: PreTrainedModel) -> Iterator[None]:
         (part, type(part)) for part in model.modules() if type(part).__name__ in forwards
     ]
     for part, kind in changed:
-        part.__class__ = passing_by(kind, forwards[kind.__name__])
+        part.__class__ = with_forward(kind, forwards[kind.__name__])
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend
     try:
         yield

@@ -19,10 +19,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from trimtab.models.data.messages import split_dialogue
+from trimtab.models.data.records import read_rows
 from trimtab.models.reporting.score_token import MARK, end_texts, end_token, write
 
 Array = NDArray[Any]
-HEAD = "score.weight"
+HEAD, EXPECTED = "score.weight", "expected_reward"
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 TEXTS = ("prompt", "chosen", "rejected")
 
@@ -37,25 +38,26 @@ class ExportedScorer(NamedTuple):
 
 
 def export_scorer(folder: Path) -> ExportedScorer:
-    """Make a scorer in a `save_pretrained` folder one for plain transformers.
+    """Rewrite the scorer in a `save_pretrained` folder so that plain transformers loads it.
 
-    Files are replaced, not written to: they may be links of a store's.
+    Files are replaced, not edited: they may be hard links into the store.
 
-    Of an Advantage Model the head of r(x, y) alone is kept: e(x) is the same for all responses to a
-    prompt, and transformers reads one token only. Category heads stay, with their gate.
+    An Advantage Model's head e(x) is left out: it is the same for all responses to a prompt, and
+    transformers reads one token only. Category heads stay, with their gate.
     """
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
     labels = [config["id2label"][name] for name in sorted(config["id2label"], key=int)]
-    has_expected = labels == ["reward", "expected_reward"]
+    has_expected = EXPECTED in labels
     if has_expected:
-        labels = labels[:1]
-        if not _change_tensor(folder, (HEAD,), lambda heads: heads[:1]):
+        column = labels.index(EXPECTED)
+        labels.remove(EXPECTED)
+        if not _change_tensor(folder, (HEAD,), lambda heads: np.delete(heads, column, 0)):
             raise ValueError(f"{folder} has no {HEAD}: it is no scorer")
         for name in ("advantage_scale", "learned_expected_reward", "num_labels"):
             config.pop(name, None)
-    config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-    config["label2id"] = {label: number for number, label in enumerate(labels)}
+    config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+    config["label2id"] = {label: index for index, label in enumerate(labels)}
     config["problem_type"] = "regression"  # a pipeline then gives the score, not its sigmoid
     _give_padding(folder, config)
     config[MARK] = end_texts(folder)
@@ -81,9 +83,10 @@ def _change_tensor(folder: Path, names: tuple[str, ...], change: Callable[[Array
 
 
 def _give_padding(folder: Path, config: dict[str, Any]) -> None:
-    """Pad with a special token other than the end token; where there is none, with a new one.
+    """Set the pad token to a special token that is no end token; add one if there is none.
 
-    A model pads with None, one text at a time, where its embeddings are not found.
+    If the embedding matrix is not found, pad_token_id is None: the model then takes one text at a
+    time.
     """
     settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
@@ -92,25 +95,25 @@ def _give_padding(folder: Path, config: dict[str, Any]) -> None:
     ends = [*(ends if isinstance(ends, list) else [ends]), None]
     ends += [token["id"] for token in tokens if token["content"] == end_token(settings)]
     known = {token["id"]: token for token in tokens if token["special"]}
-    ids = [config.get("pad_token_id"), *known]
-    number = next((token for token in ids if token not in ends and token in known), None)
-    if number is None and config.get("pad_token_id") not in ends:
+    candidates = [config.get("pad_token_id"), *known]
+    pad_id = next((token for token in candidates if token not in ends and token in known), None)
+    if pad_id is None and config.get("pad_token_id") not in ends:
         return
-    if number is None:
-        number = (
+    if pad_id is None:
+        pad_id = (
             max([*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokens)]) + 1
         )
-        if number >= config["vocab_size"]:
+        if pad_id >= config["vocab_size"]:
             if not _change_tensor(folder, EMBEDDINGS, lambda rows: np.vstack([rows, 0 * rows[:1]])):
                 config["pad_token_id"] = None
                 return
-            config["vocab_size"] = number + 1
-        known[number] = {"id": number, "content": "<|padding|>", "special": True}
-        known[number] |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        tokens.append(known[number])
+            config["vocab_size"] = pad_id + 1
+        known[pad_id] = {"id": pad_id, "content": "<|padding|>", "special": True}
+        known[pad_id] |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokens.append(known[pad_id])
         write(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
-    config["pad_token_id"] = number
-    settings["pad_token"] = known[number]["content"]
+    config["pad_token_id"] = pad_id
+    settings["pad_token"] = known[pad_id]["content"]
     write(folder / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False))
 
 
@@ -121,7 +124,7 @@ def export_pairs(sources: Mapping[str, Path], target: Path, *, is_spaced: bool =
     If any pair came as messages, all are written as messages: a file has one form. Returns how
     many pairs were left out because one of their answers is empty.
     """
-    as_messages = any("messages" in row for path in sources.values() for row in _rows(path))
+    as_messages = any("messages" in row for path in sources.values() for row in read_rows(path))
     num_empty = 0
     for split, source in sources.items():
         path = target / f"{split}.jsonl"
@@ -139,16 +142,16 @@ def export_pairs(sources: Mapping[str, Path], target: Path, *, is_spaced: bool =
 def cleaned_pairs(
     path: Path, *, as_messages: bool = False, is_spaced: bool = False
 ) -> Iterator[dict[str, Any] | None]:
-    """The rows of raw or relabelled pairs as TRL takes them: flipped ones turned round, without
+    """The rows of raw or relabelled pairs as TRL takes them: flipped ones swapped, without
     those of weight 0. All have the same fields, of the same types.
 
     `probability`, that `chosen` is better, is the pair's label: TRL takes a `label` for that of one
     answer, and refuses it beside two. None in place of a pair with an empty answer: only the end
     token behind it makes it one. as_messages: in TRL's conversational form; what came as text is
-    split into messages. is_spaced: a space goes before answers in text, which TRL puts behind the
-    prompt as they are.
+    split into messages. is_spaced: text answers get a leading space, as TRL joins prompt and answer
+    without one.
     """
-    for row in _rows(path):
+    for row in read_rows(path):
         if row.get("weight", 1.0) == 0:
             continue
         is_flipped = bool(row.get("is_flipped"))
@@ -173,8 +176,3 @@ def cleaned_pairs(
             "weight": float(row.get("weight", 1.0)),
             "is_flipped": is_flipped,
         }
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as stream:
-        yield from map(json.loads, stream)

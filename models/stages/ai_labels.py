@@ -56,8 +56,8 @@ def run(config: AILabelsConfig, stage: Stage) -> None:
         )
     preferences = [judgements[name]["preference"] for name in judged]
     preference = torch.tensor(preferences, dtype=torch.float64)
-    is_turned, label = preferred_labels(preference, soft=config.soft)
-    labels = dict(zip(judged, zip(is_turned.tolist(), label.tolist(), strict=True), strict=True))
+    is_flipped, label = preferred_labels(preference, soft=config.soft)
+    labels = dict(zip(judged, zip(is_flipped.tolist(), label.tolist(), strict=True), strict=True))
     stage.write_rows("train.jsonl", (_relabel_pair(pair, labels) for pair in pairs))
     if (source / "truth.jsonl").exists():
         truth = stage.rows("preferences", "truth.jsonl")
@@ -67,7 +67,7 @@ def run(config: AILabelsConfig, stage: Stage) -> None:
         {
             "num_pairs": len(pairs),
             "num_labelled": len(judged),
-            "num_turned": int(is_turned.sum()),
+            "num_turned": int(is_flipped.sum()),
             "num_tied": int((preference == 0.5).sum()),
             **{f"num_{why}": counts[why] for why in ("unasked", "unparsed")},
             "mean_label": float(label.mean()),
@@ -88,14 +88,14 @@ def _relabel_pair(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
     """The pair with the judge's label."""
     if pair["id"] not in labels:
         return pair
-    is_turned, label = labels[pair["id"]]
-    if is_turned:
+    is_flipped, label = labels[pair["id"]]
+    if is_flipped:
         pair = _exchange(pair, "chosen", "rejected")
         pair |= {"rating": None, "votes": _exchange(pair.get("votes"), "chosen", "rejected")}
         if pair.get("messages"):
             pair |= {"messages": _exchange(pair["messages"], "chosen", "rejected")}
         if pair.get("opinions"):
-            opinions = [Opinion(**opinion).exchanged() for opinion in pair["opinions"]]
+            opinions = [Opinion(**opinion).swapped() for opinion in pair["opinions"]]
             pair |= {"opinions": [dataclasses.asdict(opinion) for opinion in opinions]}
     return pair if label == 1 else pair | {"label": label}
 
@@ -104,8 +104,8 @@ def _relabel_truth(truth: Row, labels: dict[str, tuple[bool, float]]) -> Row:
     """The row of truth.jsonl for the judge's label."""
     if truth["id"] not in labels:
         return truth
-    is_turned, _ = labels[truth["id"]]
-    if is_turned:
+    is_flipped, _ = labels[truth["id"]]
+    if is_flipped:
         truth = _exchange(truth, "gold_chosen", "gold_rejected")
         truth = truth | {"is_wrong": truth["gold_chosen"] < truth["gold_rejected"]}
     if truth["kind"] == "ambiguous":
@@ -114,5 +114,5 @@ def _relabel_truth(truth: Row, labels: dict[str, tuple[bool, float]]) -> Row:
 
 
 def _exchange(row: Any, one: str, other: str) -> Any:
-    """A row with two values exchanged; none stays none."""
+    """A row with two values swapped; none stays none."""
     return row and row | {one: row[other], other: row[one]}

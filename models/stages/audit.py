@@ -14,7 +14,7 @@ from trimtab.models.training.stage import Stage
 
 def run(config: AuditConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`;
-    of a vote on a copy with labels turned round on purpose `self_test`. The last members are the
+    of a vote on a copy with planted flips `self_test`. The last members are the
     judges, if any, whose judgements.jsonl is read, too.
 
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its

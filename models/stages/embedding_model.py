@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.data.self_test import answer_pairs_of, planted
+from trimtab.models.data.self_test import answer_pairs_of, planted_flips
 from trimtab.models.data.words import (
     OTHER_STOPS,
     UNKNOWN_TOKENS,
@@ -82,18 +82,18 @@ def run(config: EmbeddingModelConfig, stage: Stage) -> None:
     """Inputs: `preferences`, `embeddings`. Output: scores.jsonl, as a reward model's.
 
     A training pair is scored by a model of other pairs, so that no row `was_trained_on`. With
-    `planted_share`, `is_planted` says whose label was turned round: there chosen_score is of the
+    `planted_share`, `is_planted` says whose label is a planted flip: there chosen_score is of the
     answer that stands as the better one in this copy. Raises ValueError for embeddings of other
     pairs, or fewer prompts than folds.
     """
     answers = read_answers(stage)
-    turned = planted(answers["train"].rows, config.planted_share)
-    answers["train"] = with_flips(answers["train"], turned)
-    num_trained = min(len(turned), counts.EMBEDDING_MODEL_PAIRS)
+    is_flipped = planted_flips(answers["train"].rows, config.planted_share)
+    answers["train"] = with_flips(answers["train"], is_flipped)
+    num_trained = min(len(is_flipped), counts.EMBEDDING_MODEL_PAIRS)
     # NumPy's own threads, as many as the machine has cores, would wait for each other.
     with threadpool_limits(torch.get_num_threads()):
         scores, summary = preference_scores(answers, config)
-    planted_ids = {answers["train"].rows[index]["id"] for index in np.flatnonzero(turned).tolist()}
+    planted_ids = {answers["train"].rows[i]["id"] for i in np.flatnonzero(is_flipped).tolist()}
     stage.write_rows(
         "scores.jsonl",
         (
@@ -153,15 +153,15 @@ def read_answers(stage: Stage) -> dict[str, Answers]:
     return answers
 
 
-def with_flips(answers: Answers, turned: Array) -> Answers:
-    """The pairs, with the answers of those `turned` (N,) bool exchanged."""
-    if not turned.any():
+def with_flips(answers: Answers, is_flipped: Array) -> Answers:
+    """The pairs, with chosen and rejected swapped where `is_flipped` (N,) bool."""
+    if not is_flipped.any():
         return answers
     rows = [
-        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if is_turned else row
-        for row, is_turned in zip(answers.rows, turned, strict=True)
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if flip else row
+        for row, flip in zip(answers.rows, is_flipped, strict=True)
     ]
-    embedding = np.where(turned[:, None, None], answers.embedding[:, ::-1], answers.embedding)
+    embedding = np.where(is_flipped[:, None, None], answers.embedding[:, ::-1], answers.embedding)
     return replace(answers, rows=rows, embedding=embedding)
 
 

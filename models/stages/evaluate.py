@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
 from trimtab.models.judge.harmlessness import harmless_answers
 from trimtab.models.nets.generation import Sampling
@@ -22,7 +23,7 @@ from trimtab.models.nets.packing import Candidates, encode, token_ids, with_cate
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
-from trimtab.models.training.data import context_length, read_rows, with_columns
+from trimtab.models.training.data import context_length, with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk

@@ -12,11 +12,11 @@ from trimtab.models.training.stage import Stage
 
 
 def run(config: ExternalRewardModelConfig, stage: Stage) -> None:
-    """Inputs: `preferences`; of a model that is a folder `content`, which says what it holds.
+    """Inputs: `preferences`; if the model is a folder, `content`, the digest of that folder.
 
     Output: scores.jsonl, as a reward model's; null where the model's chat template refuses one of a
-    pair's dialogues. Raises ValueError for a model of another kind, one that refuses all, and for a
-    score that is not finite.
+    pair's dialogues. Raises ValueError for an unsupported model, for one that refuses every
+    answer, and for a score that is not finite.
     """
     pairs = list(stage.rows_by_split())
     scorer = ExternalScorer.load(config.model)
@@ -28,13 +28,15 @@ def run(config: ExternalRewardModelConfig, stage: Stage) -> None:
             "finite numbers"
         )
     rows, gaps = [], []
-    for (split, row), chosen, rejected in zip(pairs, answers[::2], answers[1::2], strict=True):
-        better, worse = scores.get(chosen), scores.get(rejected)
-        if better is None or worse is None:
-            better = worse = None
+    for (split, row), chosen_text, rejected_text in zip(
+        pairs, answers[::2], answers[1::2], strict=True
+    ):
+        chosen_score, rejected_score = scores.get(chosen_text), scores.get(rejected_text)
+        if chosen_score is None or rejected_score is None:
+            chosen_score = rejected_score = None
         else:
-            gaps.append(better - worse)
-        rows.append(score_row(row["id"], split, (better, worse)))
+            gaps.append(chosen_score - rejected_score)
+        rows.append(score_row(row["id"], split, (chosen_score, rejected_score)))
     stage.write_rows("scores.jsonl", rows)
     stage.write_summary(
         {

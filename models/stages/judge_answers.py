@@ -12,11 +12,11 @@ from itertools import combinations
 from pathlib import Path
 
 from trimtab.models.config.judge import JudgeAnswersConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import judge_pairs, pair_measures, usage_totals
 from trimtab.models.nets import counts
-from trimtab.models.reporting.compare.answers import LEFT_OUT, START
-from trimtab.models.training.data import read_rows
+from trimtab.models.reporting.compare.answers import PROMOTION_SET, SFT
 from trimtab.models.training.stage import Row, Stage
 
 # Two answers to a prompt, whichever policies gave them.
@@ -63,7 +63,7 @@ def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Ques
     """
     known: set[Question] = set()
     for seed, policies in stage.roles_by_seed().items():
-        names = sorted(policies, key=lambda name: (name != START, name))
+        names = sorted(policies, key=lambda name: (name != SFT, name))
         answered = {name: _wanted(config, policies[name]) for name in names}
         _check(config, seed, answered)
         for ours, theirs in combinations(names, 2):
@@ -79,11 +79,11 @@ def _games(config: JudgeAnswersConfig, stage: Stage) -> Iterator[tuple[Row, Ques
                     "theirs": theirs,
                 }
                 question = (answer["prompt"], answer["response"], other["response"])
-                turned = (answer["prompt"], other["response"], answer["response"])
-                if question == turned:
+                swapped = (answer["prompt"], other["response"], answer["response"])
+                if question == swapped:
                     yield game, None, 1
-                elif turned in known:
-                    yield game, turned, -1
+                elif swapped in known:
+                    yield game, swapped, -1
                 else:
                     known.add(question)
                     yield game, question, 1
@@ -117,7 +117,8 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
     by_set: dict[str, list[Row]] = {}
     for row in read_rows(folder / "responses.jsonl"):
         by_set.setdefault(row["set"], []).append(row)
-    sets = [name for name in by_set if name != LEFT_OUT] if config.sets is None else config.sets
+    usual = [name for name in by_set if name != PROMOTION_SET]
+    sets = usual if config.sets is None else config.sets
     wanted: dict[Place, Row] = {}
     for name in sets:
         rows = [

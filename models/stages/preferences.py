@@ -39,7 +39,7 @@ def run(config: PreferencesConfig, stage: Stage) -> None:
     are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
     fields (of the rows of each split's pairs, what the pairs do not hold: `RowFields.write`);
     quarantine.jsonl (every refused row with its file, line and reasons); rows.json (where every row
-    went: a `trimtab.models.data.row_account.RowAccount`); where labels were turned round on purpose
+    went: a `trimtab.models.data.row_account.RowAccount`); where flips were planted
     truth.jsonl. With `annotator_labels` training pairs have a `label`, where it is not 1.
     """
     stage.output.mkdir(parents=True, exist_ok=True)
@@ -116,16 +116,16 @@ def _plant_flips(
 ) -> list[PreferencePair]:
     """The training pairs with planted flips; truth.jsonl says which."""
     rng = random.Random(f"flips/{config.seed}")
-    turned = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
+    flipped = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
     stage.write_rows(
         "truth.jsonl",
         (
             truth_of(before, after, split)
             for split, pairs in splits.items()
-            for before, after in zip(pairs, turned[split], strict=True)
+            for before, after in zip(pairs, flipped[split], strict=True)
         ),
     )
-    return turned["train"]
+    return flipped["train"]
 
 
 def _annotator_labels(splits: dict[str, list[PreferencePair]]) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _load(
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
     """Read all sources, with the tokenizer's chat template and token counts where there is one."""
     limit = None
-    if tokenizer is not None and config.max_tokens is not None:
+    if tokenizer is not None:
         limit = TokenLimit(config.max_tokens, lambda text: len(tokenizer(text)["input_ids"]))
     return load_preferences(
         _sources(config, stage),

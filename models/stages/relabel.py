@@ -145,8 +145,8 @@ def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tenso
             share = torch.sigmoid(ratings[players[chosen]] - ratings[players[rejected]])
             is_flipped[index] = share < 0.5 - TIED
             label[index] = torch.maximum(share, 1 - share)
-    is_turned = is_flipped != relabelled.is_flipped
-    margin = torch.where(is_turned, -relabelled.margin, relabelled.margin)
+    has_changed = is_flipped != relabelled.is_flipped
+    margin = torch.where(has_changed, -relabelled.margin, relabelled.margin)
     return relabelled._replace(label=label, is_flipped=is_flipped, margin=margin)
 
 

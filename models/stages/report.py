@@ -12,22 +12,22 @@ from trimtab.models.training.stage import Stage
 
 
 def run(config: ReportConfig, stage: Stage) -> None:
-    """Inputs: `preferences`, and by role whatever else the run made (`trimtab.models.reporting`).
+    """Inputs: `preferences`, and every other artifact of the run under its role.
 
     Output: report.html (self-contained), scorecard.json, plots/ (every plot of the page as SVG)
-    and, where rows were refused, quarantine.jsonl with every one of them.
+    and, where rows were quarantined, a copy of quarantine.jsonl.
     """
     artifacts = Artifacts(stage.inputs)
     scorecard, curves = assemble(artifacts, config)
     charts = charts_of(artifacts, scorecard, curves)
     stage.write_json("scorecard.json", scorecard.to_json())
     stage.write_text("report.html", render(artifacts, config, scorecard, charts))
-    refused = stage.inputs["preferences"] / "quarantine.jsonl"
-    if refused.is_file() and refused.stat().st_size:
-        shutil.copyfile(refused, stage.output / refused.name)
+    quarantine = stage.inputs["preferences"] / "quarantine.jsonl"
+    if quarantine.is_file() and quarantine.stat().st_size:
+        shutil.copyfile(quarantine, stage.output / quarantine.name)
     stage.write_plots(
-        (f"{section}_{number}", chart.svg)
-        for section, drawn in charts.items()
-        for number, chart in enumerate(drawn, start=1)
+        (f"{section}_{index}", chart.svg)
+        for section, section_charts in charts.items()
+        for index, chart in enumerate(section_charts, start=1)
     )
     stage.write_summary(summary_of(scorecard))

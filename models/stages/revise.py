@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.batch import OnAnswer
 from trimtab.models.judge.build import build_chat_model
 from trimtab.models.judge.chat import Usage
@@ -27,7 +28,7 @@ from trimtab.models.judge.revise import Reviser
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows, rows_of, with_columns, write_rows
+from trimtab.models.training.data import rows_of, with_columns, write_rows
 from trimtab.models.training.sampling import respond
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler

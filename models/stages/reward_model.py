@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import cluster_ids
-from trimtab.models.data.self_test import answer_pairs_of, planted
+from trimtab.models.data.self_test import answer_pairs_of, planted_flips
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets.loading import (
     add_category_heads,
@@ -59,8 +59,8 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed)
     pairs = stage.training_pairs(model, tokenizer)
     unseen = _other_categories(config, pairs)
-    turned = planted(pairs.records, config.planted_share).tolist()
-    pairs = pairs.turned_round(turned)
+    is_flipped = planted_flips(pairs.records, config.planted_share).tolist()
+    pairs = pairs.swapped(is_flipped)
     if config.fold is not None:
         folds = folds_of(pairs.records, config.num_folds, config.fold_by).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
@@ -85,7 +85,7 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     fit_gate(model, seen)
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in stage.inputs else SPLITS
-    copy = turned if config.planted_share else None
+    copy = is_flipped if config.planted_share else None
     scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
     distributed.leave()
     if config.saves_model:
@@ -148,14 +148,14 @@ def score_splits(
     stage: Stage,
     splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
-    turned: Sequence[bool] | None = None,
+    is_planted: Sequence[bool] | None = None,
 ) -> tuple[list[Row], dict[str, float]]:
     """Score the raw pairs of splits: rows of scores.jsonl, and each split's accuracy.
 
     With category heads also how often the gate finds a prompt's category. Splits without pairs are
     left out. Ranks share the work.
     Inputs: `preferences`, optionally `trunk`. unseen: indices of training pairs that the model was
-    not trained on. turned: (N,) whether each training pair was turned round on purpose.
+    not trained on. is_planted: (N,) whether each training pair is a planted flip.
     """
     rows: list[Row] = []
     accuracy = {}
@@ -164,8 +164,9 @@ def score_splits(
         if split not in splits:
             continue
         pairs = stage.pairs(split, model, tokenizer, states)
-        is_turned = turned if turned is not None and split == "train" else [False] * len(pairs.rows)
-        pairs = pairs.turned_round(is_turned)
+        flips = is_planted if split == "train" else None
+        is_flipped = flips or [False] * len(pairs.rows)
+        pairs = pairs.swapped(is_flipped)
         scores = score_rows(model, pairs.rows)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
         if (share := gate_accuracy(model, pairs)) is not None:
@@ -176,7 +177,7 @@ def score_splits(
                 split,
                 tuple(pair_scores),
                 was_trained_on=split == "train" and index not in (unseen or set()),
-                is_planted=None if turned is None else is_turned[index],
+                is_planted=None if is_planted is None else is_flipped[index],
             )
             for index, (identifier, pair_scores) in enumerate(
                 zip(pairs.identifiers, scores.tolist(), strict=True)

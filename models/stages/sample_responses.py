@@ -11,10 +11,11 @@ import random
 import torch
 
 from trimtab.models.config.policy import SampleResponsesConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows, with_columns
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
 from trimtab.models.training.scoring import score_answers

@@ -16,7 +16,7 @@ from trimtab.models.training.stage import Stage
 def run(config: SFTConfig, stage: Stage) -> None:
     """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/.
 
-    Without `fine_tune` the model is the base, from scratch the untrained one.
+    Without `fine_tune`, model/ is the base model; without a base, the untrained one.
     """
     base = config.model.base
     tokenizer = load_tokenizer(base or stage.inputs["data"] / "tokenizer")
@@ -29,6 +29,7 @@ def run(config: SFTConfig, stage: Stage) -> None:
         path = stage.inputs["data"] / "demonstrations.jsonl"
         longest = min(config.model.max_length, context_length(model.config))
         rows = encode_dialogues(path, tokenizer, longest)
+        # imitate also leaves the ranks and writes model/.
         summary = imitate(stage, model, tokenizer, rows, config.train, config.seed)
     else:
         distributed.leave()

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
-from trimtab.models.training.data import read_rows, with_columns
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.stage import Row, Stage
 
 
@@ -23,9 +24,9 @@ def run(config: StrengthConfig, stage: Stage) -> None:
     of those that have a weight.
     Calibrated, members of any kind are weighted by what they tell of the training labels, and one
     whose scores are null, or that was trained on the pair, abstains. Where members say that they
-    learned from a copy with labels turned round on purpose (`is_planted`), their weights are found
+    learned from a copy with planted flips (`is_planted`), their weights are found
     on that copy, strength.jsonl says which labels, and the other members, who learned from no
-    label, score the copy as it is: the difference of a pair turned round changes its sign.
+    label, score the copy as it is: the difference of a flipped pair changes its sign.
     """
     members = _members(stage)
     first = members[0]
@@ -101,7 +102,7 @@ def _merge_cross_fitted(
 
 
 def _differences(members: list[list[Row]]) -> tuple[list[bool] | None, Tensor]:
-    """Which labels were turned round on purpose, None if no member learned from such a copy; and
+    """Which labels are planted flips, None if no member learned from a copy with such; and
     the members' score differences (M, N) on the copy, 0 where a member abstains."""
     learned = [rows for rows in members if "is_planted" in rows[0]]
     planted = [row["is_planted"] for row in learned[0]] if learned else None
@@ -117,6 +118,6 @@ def _differences(members: list[list[Row]]) -> tuple[list[bool] | None, Tensor]:
     )
     if planted is not None:
         is_outside = torch.tensor(["is_planted" not in rows[0] for rows in members])
-        is_turned = is_outside[:, None] & torch.tensor(planted)
-        differences = torch.where(is_turned, -differences, differences)
+        is_flipped = is_outside[:, None] & torch.tensor(planted)
+        differences = torch.where(is_flipped, -differences, differences)
     return planted, differences

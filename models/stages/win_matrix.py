@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from trimtab.models.config.reporting import WinMatrixConfig
-from trimtab.models.reporting.compare.answers import START, Outcomes, read_answers, read_verdicts
+from trimtab.models.reporting.compare.answers import SFT, Outcomes, read_answers, read_verdicts
 from trimtab.models.reporting.compare.win_matrix import MAIN, build_win_matrix
 from trimtab.models.training.stage import Stage
 
@@ -34,5 +34,5 @@ def run(config: WinMatrixConfig, stage: Stage) -> None:
             verdicts[place].append(outcomes)
     matrix = build_win_matrix(answers, config, verdicts, models)
     stage.write_json("win_matrix.json", matrix.to_json())
-    against_sft = [d for d in matrix.duels if d.theirs == START and d.place == MAIN]
+    against_sft = [d for d in matrix.duels if d.theirs == SFT and d.place == MAIN]
     stage.write_summary({f"{duel.ours}_{duel.judge}_net": duel.net.value for duel in against_sft})

@@ -130,10 +130,10 @@ def planted_flips(run: SeedRun) -> SeedResult:
 
 
 def _label_noise(run: SeedRun, share: float) -> dict[str, LabelNoise]:
-    """The label noise by way of voting, or baseline, at one share of labels turned round."""
+    """The label noise by way of voting, or baseline, at one share of planted flips."""
     prefix = flipped(share)
     roles = [role for role in run.inputs if role.startswith(prefix)]
-    turned = Artifacts({role.removeprefix(prefix): run.inputs[role] for role in roles})
-    modes = strength_roles(turned)
-    votes = {mode: label_noise(turned, role, mode, 0) for mode, role in modes.items()}
-    return votes | audit_baselines(turned, 0)
+    artifacts = Artifacts({role.removeprefix(prefix): run.inputs[role] for role in roles})
+    modes = strength_roles(artifacts)
+    votes = {mode: label_noise(artifacts, role, mode, 0) for mode, role in modes.items()}
+    return votes | audit_baselines(artifacts, 0)

@@ -252,9 +252,9 @@ def figure_8(run: SeedRun) -> SeedResult:
     and the pairs on which both agree; the first alone where nobody else labelled the pairs. What is
     overfitted is the best accuracy on the given labels less the last.
     """
-    labels, turned = _other_labels(run)
+    labels, swapped = _other_labels(run)
     curves = read_variants(
-        TREATMENTS, lambda name: _validation_curves(run, f"scorer_{name}_long", labels, turned)
+        TREATMENTS, lambda name: _validation_curves(run, f"scorer_{name}_long", labels, swapped)
     )
     table = {}
     for label, by_set in curves.items():
@@ -296,14 +296,14 @@ def _other_labels(run: SeedRun) -> tuple[str, dict[str, bool]]:
     """
     judged = run.rows("judged", "judgements.jsonl")
     if judged := [row for row in judged if row["split"] == "validation"]:
-        turned = {row["id"]: row["verdict"] < 0 for row in judged if row["verdict"]}
-        return "the judge's labels", turned
+        swapped = {row["id"]: row["verdict"] < 0 for row in judged if row["verdict"]}
+        return "the judge's labels", swapped
     by_gold = _turned_by_gold(list(run.truth.values()))
     return "gold's labels" if by_gold else "", by_gold
 
 
 def _validation_curves(
-    run: SeedRun, role: str, labels: str, turned: Mapping[str, bool]
+    run: SeedRun, role: str, labels: str, swapped: Mapping[str, bool]
 ) -> dict[str, Line]:
     """Accuracy of a scorer on the validation pairs by step, by the name of the labels."""
     by_step: dict[int, list[Row]] = {}
@@ -316,9 +316,9 @@ def _validation_curves(
         )
     sets = {GIVEN_LABELS: [[row["gap"] > 0 for row in rows] for rows in by_step.values()]}
     if labels:
-        parts = [[row for row in rows if row["id"] in turned] for rows in by_step.values()]
-        sets[labels] = [[(r["gap"] > 0) != turned[r["id"]] for r in rows] for rows in parts]
-        sets[BOTH_LABELS] = [[r["gap"] > 0 for r in rows if not turned[r["id"]]] for rows in parts]
+        parts = [[row for row in rows if row["id"] in swapped] for rows in by_step.values()]
+        sets[labels] = [[(r["gap"] > 0) != swapped[r["id"]] for r in rows] for rows in parts]
+        sets[BOTH_LABELS] = [[r["gap"] > 0 for r in rows if not swapped[r["id"]]] for rows in parts]
         if not sets[BOTH_LABELS][0]:
             raise ReportInputError(
                 f"{labels} of the validation pairs are {len(parts[0])}, and none is the label "

@@ -11,11 +11,11 @@ from trimtab.models.studies.results import Plot
 
 # As in a run's own report.
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
-# Clouds lie over one another: neighbours among the curves' colours would look alike.
+# Scatter plots overlap, so they use two colours that differ more than neighbours in style().
 POINTS = (BLUE, RED)
-# Height and width of paths, of which there are many: their names stand below.
+# Height and width of a "paths" panel: it has many entries, so its legend goes below the axes.
 PATHS = (5.6, 6.2)
-# Of a legend's font in a panel: characters in a row, and those that a line's sample takes.
+# Characters that fit into one row of a legend, and those that an entry's line sample takes.
 LEGEND_WIDTH, SWATCH = 72, 8
 LABEL_WIDTH = 36  # characters of a vertical axis' label in a row
 
@@ -114,10 +114,10 @@ DRAWERS = {"lines": _line, "bars": _bars, "points": _points, "paths": _path}
 def _note(plot: Plot, num_seeds: int) -> str:
     if num_seeds == 1:
         return plot.note
-    seeds = {
+    aggregation = {
         "lines": f"Mean of {num_seeds} seeds; the band reaches from the lowest to the highest.",
         "bars": f"Mean of {num_seeds} seeds; the whiskers reach from the lowest to the highest.",
         "points": "The first seed.",
         "paths": f"Mean of {num_seeds} seeds; whiskers reach from the lowest to the highest.",
     }
-    return f"{plot.note} {seeds[plot.kind]}".strip()
+    return f"{plot.note} {aggregation[plot.kind]}".strip()

@@ -55,7 +55,7 @@ class Annotator:
 
     A clear pair differs in quality by at least `clear_gap`; an ambiguous one, of which there are
     `ambiguous_share`, by less than half of it. A clear pair's label is drawn from P(first better) =
-    sigmoid(sharpness * raw score gap); of such labels `flip_share` are then turned round.
+    sigmoid(sharpness * raw score gap); of such labels `flip_share` are then flipped.
     """
 
     flip_share: float
@@ -161,7 +161,7 @@ def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: boo
 def annotator_prefers_first(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> bool:
-    """One label: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
+    """One label: P(first) = sigmoid(sharpness * gap), flipped with probability flip_share."""
     return _label(gap, sharpness, flip_share, rng)[0]
 
 

@@ -37,7 +37,7 @@ def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[
 def local_micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
     """This rank's share of rows as micro batches of indices.
 
-    Fewer rows than ranks are everybody's; `ranks.times_counted` says how often each is.
+    Fewer rows than ranks are everybody's; `distributed.replication` says how often each is.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
     mine = distributed.rank_batch(order)

@@ -136,7 +136,7 @@ def _begun(workdir: Path, step: int, state: dict[str, Any]) -> Path:
         for path in itertools.chain(workdir.glob(_RECORDS), workdir.glob(_LEDGERS)):
             shutil.copyfile(path, partial / path.name)
     if has_parts(state):
-        distributed.any_rank(False)  # until the first has made the folder
+        distributed.barrier()  # until the first has made the folder
     return partial
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models.data.records import read_rows as read_rows
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.packing import Candidates, encode, encode_whole, with_categories
 from trimtab.models.training.trunk_cache import CachedTrunk
 
@@ -36,8 +36,8 @@ def score_row(
 ) -> dict[str, Any]:
     """A row of scores.jsonl, which all that vote on pairs write.
 
-    scores: of the answer labelled better and of the other; None: no vote. is_planted: whether the
-    label was turned round on purpose; None: labels are as they came.
+    scores: of the answer labelled better and of the other; None: no vote. is_planted: whether it is
+    a planted flip; None: labels are as they came.
     """
     row = {
         "id": identifier,
@@ -135,11 +135,10 @@ class Pairs:
         """The ranking that each pair is from, if any."""
         return [record.get("group") for record in self.records]
 
-    def turned_round(self, which: Sequence[bool]) -> Pairs:
-        """The pairs, with the responses of those that `which` names (N,) exchanged."""
+    def swapped(self, is_flipped: Sequence[bool]) -> Pairs:
+        """The pairs, with chosen and rejected swapped where `is_flipped` (N,)."""
         rows = [
-            row.exchanged() if is_turned else row
-            for row, is_turned in zip(self.rows, which, strict=True)
+            row.swapped() if flip else row for row, flip in zip(self.rows, is_flipped, strict=True)
         ]
         return replace(self, rows=rows)
 
@@ -161,7 +160,7 @@ def read_pairs(
     max_length: int | None = None,
     states: CachedTrunk | None = None,
 ) -> Pairs:
-    """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged.
+    """Read raw or relabelled pairs; a flipped pair comes with its responses swapped.
 
     Pairs of weight 0 are left out. `states` holds lower layers' states of the raw pairs of every
     split; the file's name says which.
@@ -181,7 +180,7 @@ def read_pairs(
     pairs = Pairs(
         rows,
         [
-            pair.exchanged() if row.get("is_flipped", False) else pair
+            pair.swapped() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)
         ],
         tensor([float(row.get("label", 1.0)) for row in rows]),

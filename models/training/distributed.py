@@ -1,10 +1,9 @@
 """Data parallelism: ranks with the same parameters share each batch and sum their gradients.
 
 Ranks are processes of one host, forked by the trainer. After `start` they sum in memory that all of
-them map: of a million numbers in 0.7 ms on two cores, where gloo takes 7, and a step of the recipe
-`smoke` has 13 in all. After
-`start_group` and `join_group` they sum with torch.distributed: over gloo, on GPUs over NCCL. A
-trainer by itself is rank 0 of one rank, and nothing here does anything.
+them map: a million numbers in 0.7 ms on two cores, where gloo takes 7 ms and a whole step of the
+recipe `smoke` 13 ms. After `start_group` and `join_group` they sum with torch.distributed: over
+gloo, on GPUs over NCCL. A trainer by itself is rank 0 of one rank, and nothing here does anything.
 
 `use_gpu` gives a rank its GPU, which is its `current_device` from then on.
 """
@@ -109,7 +108,7 @@ def start_group(count: int) -> None:
     listener.close()
     # A SIGTERM is for the ranks, which save first. One to the group they have had already.
     signal.signal(signal.SIGTERM, lambda *_: _kill(children, signal.SIGTERM))
-    _end_as(children)
+    _wait_and_exit_like(children)
 
 
 def join_group() -> None:
@@ -168,7 +167,7 @@ def rank_batches(batch: Sequence[int]) -> list[list[int]]:
 
 
 def replication(batch: Sequence[object]) -> int:
-    """The number of ranks that have each row of a batch: all of them if rows are too few."""
+    """How many ranks compute each row of a batch: all if it has fewer rows than ranks, else 1."""
     return _ranks.count if len(batch) < _ranks.count else 1
 
 
@@ -231,6 +230,11 @@ def any_rank(flag: bool) -> bool:
     return bool(total)
 
 
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    any_rank(False)
+
+
 def broadcast_parameters(model: nn.Module) -> None:
     """Replace every rank's parameters of a group by the first rank's, which alone must be whole.
 
@@ -258,7 +262,7 @@ def broadcast_parameters(model: nn.Module) -> None:
 def leave() -> None:
     """End all ranks but the first, which goes on alone."""
     global _ranks
-    any_rank(False)
+    barrier()
     if _ranks.is_group:
         torch.distributed.destroy_process_group()
     if not is_rank_zero():
@@ -272,16 +276,16 @@ def _meet() -> None:
         if is_rank_zero():
             arrived = [link.recv(1) for link in _ranks.links]
             if not all(arrived):
-                _end_as_the_lost_one()
+                _exit_like_lost_rank()
         for link in _ranks.links:
             link.send(b".")
         if not is_rank_zero() and not _ranks.links[0].recv(1):
             raise SystemExit(1)
     except OSError:
-        _end_as_the_lost_one()
+        _exit_like_lost_rank()
 
 
-def _end_as_the_lost_one() -> NoReturn:
+def _exit_like_lost_rank() -> NoReturn:
     """Another rank is gone: it was killed, and so is this; or it raised, and the log has why."""
     deadline = time.monotonic() + _REAP_SECONDS
     with suppress(ChildProcessError):  # those who are not the first have no children
@@ -295,11 +299,11 @@ def _end_as_the_lost_one() -> NoReturn:
     raise SystemExit(1)
 
 
-def _end_as(children: Iterable[int]) -> NoReturn:
-    """Wait for ranks and end as they do; soon after one has failed or stopped, others are killed.
+def _wait_and_exit_like(children: Iterable[int]) -> NoReturn:
+    """Wait for the ranks, and exit as the first that failed or stopped; the rest are killed later.
 
-    Not at once: those who miss a rank that was killed may be the first to raise. Nobody stops
-    before the first rank has saved.
+    Later, because a rank that misses a killed one may raise first. No rank stops before rank 0 has
+    saved.
     """
     left, code, deadline = set(children), 0, math.inf
     while left and code >= 0 and time.monotonic() < deadline:

@@ -27,9 +27,9 @@ from trimtab.models.data.messages import ASSISTANT_MARK, chat_renderer, dialogue
 from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.packing import Candidates, encode, pack
-from trimtab.models.nets.precision import store_narrow
+from trimtab.models.nets.precision import convert_to_bfloat16
 from trimtab.models.nets.pretrained import load_pretrained, load_tokenizer_of
 from trimtab.models.nets.scoring import response_scores
 from trimtab.models.reporting.score_token import HH_TEMPLATE, MARK
@@ -82,9 +82,9 @@ class ExternalScorer:
                 f"{name}: found no weights for {', '.join(missing[:5])}; allowed: a trained reward "
                 f"model with all weights of {type(model).__name__}"
             )
-        store_narrow(*(find_layers(model) or ()))
-        tokenizer = load_tokenizer_of(name)
-        return cls(with_fused_layers(model), tokenizer, _is_own(model, folder))
+        convert_to_bfloat16(*(find_layers(model) or ()))
+        fuse_layers(model)
+        return cls(model, load_tokenizer_of(name), _is_own(model, folder))
 
     @torch.no_grad()
     def score(self, dialogues: Sequence[Dialogue], progress: Progress) -> dict[Dialogue, float]:

@@ -10,15 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
-from trimtab.models.training.data import (
-    SPLITS,
-    Pairs,
-    context_length,
-    read_pairs,
-    read_rows,
-    write_rows,
-)
+from trimtab.models.training.data import SPLITS, Pairs, context_length, read_pairs, write_rows
 from trimtab.models.training.trunk_cache import CachedTrunk, cached_trunk
 
 Row = dict[str, Any]

@@ -148,7 +148,7 @@ class VllmSampler:
             )
             folder = str(self.in_memory if is_in_memory else self.on_disk)
             self._ask({"load": self._engine(policy, folder)} if is_new else {"weights": folder})
-            distributed.any_rank(False)  # until all have read it
+            distributed.barrier()  # until all have read it
         finally:
             if distributed.is_rank_zero():
                 self._remove_weights()

@@ -41,7 +41,7 @@ from trimtab.models.config.training import TrainerConfig, ZeroConfig
 from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import check_trained_names
-from trimtab.models.nets.fused import passing_by
+from trimtab.models.nets.fused import with_forward
 from trimtab.models.nets.logits import Head
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import has_narrow_products
@@ -458,13 +458,13 @@ def keep_sums_wide(model: PreTrainedModel) -> dict[nn.Module, type[nn.Module]]:
     """
     kinds: dict[nn.Module, Any] = {module: type(module) for module in model.modules()}
     changed: dict[nn.Module, type[nn.Module]] = {
-        module: passing_by(kind, _embed)
+        module: with_forward(kind, _embed)
         for module, kind in kinds.items()
         if isinstance(module, nn.Embedding)
     }
     scores, logits = getattr(model, "score", None), model.get_output_embeddings()
     if isinstance(scores, nn.Linear):
-        changed[scores] = passing_by(kinds[scores], _read_out)
+        changed[scores] = with_forward(kinds[scores], _read_out)
     if isinstance(logits, nn.Linear):
         changed[logits] = _WideHead
     classes = {module: type(module) for module in changed}

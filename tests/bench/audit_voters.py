@@ -46,14 +46,14 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, scratch: Path) -> None:
     """Audit a drawn file in `scratch`, and print what each voter finds."""
-    turned = _draw(options, scratch / "pairs.jsonl")
+    flipped = _draw(options, scratch / "pairs.jsonl")
     os.environ["TRIMTAB_HOME"] = str(scratch / "home")
     command = ["audit", str(scratch / "pairs.jsonl"), "--name", "audit", "--budget"]
     if status := trimtab([*command, options.budget, "ensemble.self_test_share=0"]):
         raise SystemExit(status)
     folder = scratch / "home" / "reports" / "audit"
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
-    is_wrong = torch.tensor([row["id"] in turned for row in rows])
+    is_wrong = torch.tensor([row["id"] in flipped for row in rows])
     columns = zip(*(row["differences"] for row in rows), strict=True)
     votes = torch.tensor([[math.nan if d is None else d for d in gaps] for gaps in columns])
     print("| voter | AUROC | with those above |\n|---|---|---|")
@@ -90,14 +90,14 @@ def _draw(options: argparse.Namespace, path: Path) -> set[str]:
     clear = [row for row in rows if not (row["votes_rejected"] or row["votes_equal"])]
     rng = random.Random(options.seed)
     drawn = rng.sample(clear, options.count)
-    turned = {row["id"] for row in rng.sample(drawn, round(options.share * len(drawn)))}
+    flipped = {row["id"] for row in rng.sample(drawn, round(options.share * len(drawn)))}
     with path.open("w", encoding="utf-8") as stream:
         for row in drawn:
             answers = (row["chosen"], row["rejected"])
-            chosen, rejected = answers[::-1] if row["id"] in turned else answers
+            chosen, rejected = answers[::-1] if row["id"] in flipped else answers
             fields = {name: row[name] for name in ("id", "prompt", "category")}
             stream.write(json.dumps({**fields, "chosen": chosen, "rejected": rejected}) + "\n")
-    return turned
+    return flipped
 
 
 if __name__ == "__main__":

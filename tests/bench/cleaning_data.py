@@ -21,11 +21,11 @@ from trimtab.flows.config.recipes.synthetic import default
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.readers import Source
-from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.records import PreferencePair, read_rows
 from trimtab.models.stages import comparisons, sft, world
 from trimtab.models.stages.embedding_model import Answers, with_flips
 from trimtab.models.synthetic.annotators import LabelledPair, flip_hard_pairs
-from trimtab.models.training.data import SPLITS, read_rows
+from trimtab.models.training.data import SPLITS
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.stage import Stage
 

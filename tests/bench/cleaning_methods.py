@@ -306,13 +306,13 @@ class RewardModels:
 
 def _numbers(labels: Relabel) -> Array:
     """(3, N): weight, probability that the answer given as the better one is, and margin of it."""
-    turned = labels.is_flipped.numpy()
+    is_flipped = labels.is_flipped.numpy()
     label, margin = labels.label.numpy(), labels.margin.numpy()
     return np.stack(
         [
             labels.weight.numpy(),
-            np.where(turned, 1 - label, label),
-            np.where(turned, -margin, margin),
+            np.where(is_flipped, 1 - label, label),
+            np.where(is_flipped, -margin, margin),
         ]
     )
 

@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from tests.bench.material import small_llama
 from tests.bench.rollouts import SIZES, VOCABULARY, Words
 from trimtab.models.config.training import TrainConfig
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.trunk import tie_trunk
@@ -117,7 +117,9 @@ def _scorer(size: str) -> PreTrainedModel:
     width, layers = SIZES[size]
     model = small_llama(Words(), width, layers, max_tokens=512)
     model.config.num_labels = 1
-    return with_fused_layers(AutoModelForSequenceClassification.from_config(model.config))
+    scorer = AutoModelForSequenceClassification.from_config(model.config)
+    fuse_layers(scorer)
+    return scorer
 
 
 def _rows(count: int) -> list[Candidates]:

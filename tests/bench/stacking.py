@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from trimtab.flows.config.recipes.synthetic import default
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.loading import build_policy
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
@@ -62,7 +62,9 @@ def _arms(count: int) -> list[Callable[[], Any]]:
     batch = pack(rows)
     texts = torch.tensor([row.prompt + response for row in rows for response in row.responses])
     models = [_member(seed) for seed in range(MEMBERS)]
-    lean = [with_fused_layers(_member(seed)) for seed in range(MEMBERS)]
+    lean = [_member(seed) for seed in range(MEMBERS)]
+    for model in lean:
+        fuse_layers(model)
 
     def packed() -> None:
         for model in lean:

@@ -110,13 +110,13 @@ def test_reward_models_learn_what_they_are_given() -> None:
     model = RewardModels(Case(with_flips(right, wrong), wrong, right, True))
     votes = [{"strength_mean": 1.0} for _ in range(COUNT)]
     given = apply_treatments(NO_TREATMENT, list(right.rows), votes, [None] * COUNT)
-    turned = torch.from_numpy(wrong)
-    corrected = model.accuracy(given._replace(is_flipped=turned))
-    assert corrected == model.accuracy(given._replace(label=1 - turned.double()))
+    is_flipped = torch.from_numpy(wrong)
+    corrected = model.accuracy(given._replace(is_flipped=is_flipped))
+    assert corrected == model.accuracy(given._replace(label=1 - is_flipped.double()))
     assert corrected > 0.85
-    left = model.accuracy(given._replace(weight=(~turned).double()))
+    left = model.accuracy(given._replace(weight=(~is_flipped).double()))
     assert left > model.accuracy(given)
-    assert model.accuracy(given._replace(is_flipped=~turned)) < 0.2
+    assert model.accuracy(given._replace(is_flipped=~is_flipped)) < 0.2
 
 
 def test_numbers_and_ranks_by_hand() -> None:

@@ -47,7 +47,7 @@ def _file(folder: Path, count: int = 120) -> Path:
     return path
 
 
-def _turned(row: dict[str, str]) -> dict[str, str]:
+def _swapped(row: dict[str, str]) -> dict[str, str]:
     return {"chosen": row["rejected"], "rejected": row["chosen"]}
 
 
@@ -115,17 +115,17 @@ def _check_review(tmp_path: Path, file: Path) -> None:
     assert "Self-test: of " in card
     cleaned = [json.loads(line) for line in (tmp_path / "cleaned/train.jsonl").open()]
     assert len(cleaned) == 119
-    (turned,) = (row for row in cleaned if row["id"] == "pair7")
-    assert "tastes" in turned["chosen"]
+    (flipped,) = (row for row in cleaned if row["id"] == "pair7")
+    assert "tastes" in flipped["chosen"]
 
 
 def _check_baseline(home: Path, file: Path, baseline: Path) -> None:
     """More pairs, and a label corrected: only what the baseline does not have counts."""
     lines = file.read_text().splitlines()
-    lines[7] = json.dumps(json.loads(lines[7]) | _turned(json.loads(lines[7])))
+    lines[7] = json.dumps(json.loads(lines[7]) | _swapped(json.loads(lines[7])))
     more = [json.loads(line) for line in lines[50:60]]
     more = [row | {"id": f"new{row['id']}", "prompt": f"Again: {row['prompt']}"} for row in more]
-    more[0] |= _turned(more[0])
+    more[0] |= _swapped(more[0])
     file.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, more)]))
     options = ("--baseline", str(baseline), "--fail-over", "0.2", "--json")
     said = trimtab(home, "audit", str(file), *options)

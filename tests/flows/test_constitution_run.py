@@ -10,7 +10,7 @@ import pytest
 
 from tests.flows.command import trimtab
 from trimtab.flows.config.recipes import recipe_named
-from trimtab.models.training.data import read_rows
+from trimtab.models.data.records import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -16,12 +16,13 @@ from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.loading import look_through
 from trimtab.models.data.readers import Source
+from trimtab.models.data.records import read_rows
 from trimtab.models.reporting.export import export_pairs
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 Row = dict[str, Any]
 SPLITS, SIDES = ("train", "validation", "test"), ("chosen", "rejected")
-NUM_ROWS, NUM_TURNED = 40, 5
+NUM_ROWS, NUM_FLIPPED = 40, 5
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
 # Another model's words for the same messages.
 OTHER_TEMPLATE = (
@@ -129,7 +130,7 @@ def _export(rows: Sequence[Row], folder: Path, **changes: Any) -> tuple[Path, di
     found = run_stage("preferences", config, folder / "work", source_0=folder / "raw")
     treatment = {"label": 0.9, "margin": 0.5, "weight": 1.0}
     treated = [
-        {**row, **treatment, "is_flipped": place < NUM_TURNED}
+        {**row, **treatment, "is_flipped": place < NUM_FLIPPED}
         for place, row in enumerate(read_rows(found / "train.jsonl"))
     ]
     write_rows(folder / "treated.jsonl", treated)
@@ -155,11 +156,11 @@ def test_the_form_is_kept_and_flips_are_applied(
     changes = {"tokenizer": str(tmp_path / "base")} if has_template else {}
     folder, found = _export(rows, tmp_path / "run", **changes)
     right = set(map(_texts, expected))
-    turned = {(prompt, rejected, chosen) for prompt, chosen, rejected in right}
+    swapped = {(prompt, rejected, chosen) for prompt, chosen, rejected in right}
     exported = [row for split in SPLITS for row in found[split]]
     assert {_texts(row) for row in exported if not row["is_flipped"]} <= right
     flipped = [row for row in exported if row["is_flipped"]]
-    assert len(flipped) == NUM_TURNED and set(map(_texts, flipped)) <= turned
+    assert len(flipped) == NUM_FLIPPED and set(map(_texts, flipped)) <= swapped
     assert len(exported) == len(expected) == len(set(map(_texts, exported)))
     assert {(row["probability"], row["margin"]) for row in found["train"]} == {(0.9, 0.5)}
     look = look_through([Source(str(folder))])
@@ -172,8 +173,8 @@ def test_labels_turned_round_on_purpose_turn_the_messages(tmp_path: Path) -> Non
     wrong = [row for row in found["train"] if truth[row["id"]] != row["is_flipped"]]
     assert 0 < len(wrong) < len(found["train"])
     for row in found["train"]:
-        is_turned = row["chosen"][-1]["content"].startswith("Bad")
-        assert is_turned == (row in wrong)
+        is_flipped = row["chosen"][-1]["content"].startswith("Bad")
+        assert is_flipped == (row in wrong)
 
 
 def test_an_empty_answer_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from tests.flows.conftest import FINISHED, NAME
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.runs.plan import Plan, PlanRow, make_plan
+from trimtab.models.data.records import read_rows
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import Work
-from trimtab.models.training.data import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -16,10 +16,10 @@ from tests.flows.command import trimtab
 from tests.models.judge.endpoint import ScriptedServer, answers_of, serving
 from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.batch import CachedChatModel
 from trimtab.models.judge.judge import Comparison, Judge
 from trimtab.models.judge.local import LocalModel
-from trimtab.models.training.data import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

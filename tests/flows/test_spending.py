@@ -16,7 +16,7 @@ from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import PlannedStage, Run
 from trimtab.flows.runs.plan_text import spending_in_words
 from trimtab.infra.settings import Settings
-from trimtab.models.config.base import deciding
+from trimtab.models.config.base import values_in_key
 from trimtab.models.config.judge import JudgeAnswersConfig
 from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE, Ledger
 from trimtab.models.judge.chat import Usage
@@ -72,7 +72,7 @@ def test_a_section_has_one_ledger_whatever_arm_seed_and_limit(
     ledger.reserve("first", Usage(100, 50), (1.0, 0.0))
     more = {**HARMLESS, "judge": {**HARMLESS["judge"], "endpoint": {**ENDPOINT, "max_cost": 9.0}}}
     raised = _config(evaluate={"harmless": more}).evaluate
-    assert deciding(raised) == deciding(evaluate)
+    assert values_in_key(raised) == values_in_key(evaluate)
     assert _folder(settings, "evaluate", raised) == folder
     assert sum(usage.total for usage in ledger.total().values()) == 150
 

@@ -29,7 +29,7 @@ from trimtab.models.config.policy import DPOConfig, PPOConfig
 from trimtab.models.config.reward import ContrastiveConfig, MetaRMConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.nets import attention, device
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.scoring import CATEGORY_HEADS, response_logprobs
@@ -149,7 +149,9 @@ def _model(kind: Any, **options: Any) -> Any:
         bos_token_id=None,
         **options,
     )
-    return with_fused_layers(kind(config).to(device.current_device()))
+    model = kind(config).to(device.current_device())
+    fuse_layers(model)
+    return model
 
 
 def _policy() -> Any:

@@ -171,7 +171,9 @@ def _narrow_as_on_gpu() -> None:
     from trimtab.models.nets import attention, loading, precision, static_steps, trunk
     from trimtab.models.training import sampling
 
-    precision.stores_narrow = loading.stores_narrow = precision.has_narrow_products
+    precision.keeps_frozen_in_bfloat16 = loading.keeps_frozen_in_bfloat16 = (
+        precision.has_narrow_products
+    )
     for module in (attention, trunk, static_steps):
         module.attention_dtype = lambda _: torch.bfloat16
     sampling.decode = partial(sampling.decode, mode="eager")

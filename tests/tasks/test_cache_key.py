@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.toy_stage import count
-from trimtab.models.config.base import deciding
+from trimtab.models.config.base import values_in_key
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.cache_key import CodeChangedError, stage_key
@@ -39,11 +39,11 @@ def test_limits_of_what_may_be_spent_take_no_part() -> None:
         endpoint = {"model": "m", "input_price": 1.0, **changes}
         judge = {"endpoint": endpoint, "rubric": "harmlessness"}
         config = {"harmless": {"judge": judge, "categories": ["a"]}}
-        return stage_key("s", deciding(EvaluateConfig.model_validate(config)), {}, "code")
+        return stage_key("s", values_in_key(EvaluateConfig.model_validate(config)), {}, "code")
 
     assert key() == key(max_cost=1.0) == key(max_cost=2.0, max_total_tokens=5)
     assert key() != key(model="n") and key() != key(input_price=2.0)
-    assert deciding(EvaluateConfig()) == EvaluateConfig().model_dump(mode="json")
+    assert values_in_key(EvaluateConfig()) == EvaluateConfig().model_dump(mode="json")
 
 
 def test_changed_code_runs_again(context: StageContext, trainers: Path) -> None:

@@ -102,8 +102,8 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
     """Keys of stages with the settings that `stages` makes, by expressions, as `root` has them."""
     imports = "from trimtab.models.config import policy, reward, training\n"
-    imports += "from trimtab.models.config.base import deciding\n"
-    made = ", ".join(f"{name!r}: deciding({made})" for name, made in stages.items())
+    imports += "from trimtab.models.config.base import values_in_key\n"
+    made = ", ".join(f"{name!r}: values_in_key({made})" for name, made in stages.items())
     code = f"import json\n{imports}print(json.dumps({{{made}}}))"
     # -B: bytecode counts as current if the file has the same length, written in the same second.
     done = subprocess.run(

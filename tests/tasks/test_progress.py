@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from trimtab.tasks import context
-from trimtab.tasks.execution import Progress
+from trimtab.tasks.execution import StageProgress
 
 ARTIFACT = UUID(int=7)
 
@@ -34,7 +34,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
 def _reported(*done: int) -> context._ProgressArtifact:
     card = context._ProgressArtifact("PPO vanilla", "place")
     for each in done:
-        card(Progress(each, 6))
+        card(StageProgress(each, 6))
     return card
 
 

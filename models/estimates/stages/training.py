@@ -90,7 +90,7 @@ def _examples(config: reward.PairLossConfig, inputs: StageInputs) -> Rows:
         num_pairs, rankings = (count - count // config.num_folds for count in (num_pairs, rankings))
     rows, ranked = inputs.pairs(num_pairs), 2
     if config.ranking == "k_wise":
-        ranked = inputs.amounts.ranked
+        ranked = inputs.amounts.max_responses
         length = -(-ranked * rows.length // 2)
         rows = Rows(
             rankings,

@@ -1,8 +1,7 @@
 """Writing the page: the first screen, the index of all pairs, the script, then the texts.
 
-What is filtered and sorted by is in the index, which the page unpacks at once; texts and votes are
-in blocks of which it unpacks those it shows. Both are gzipped, in base64, which holds nothing that
-HTML could take for markup.
+The index holds what the page filters and sorts by; it is unpacked at once. Texts and votes are in
+blocks, unpacked when shown. Both are gzip in base64, which cannot contain HTML markup.
 
 Nothing of the data can become markup or script: the template escapes names, texts are in base64
 until the script makes text nodes of them, and the page's content security policy lets no script and
@@ -114,14 +113,15 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
     """What the page has of every one of `pairs`, in their order: a list for each property.
 
     voters: what the members are called; none: they are reward models, which have no names.
-    `reach` is where its scale of votes ends; the outermost hundredth would squeeze all others.
+    `reach`: end of the vote axis, the 99th percentile of |difference|, so that outliers do not
+    squeeze the rest.
     """
     categories = sorted({pair.category_name for pair in pairs})
-    place = {category: number for number, category in enumerate(categories)}
+    category_index = {category: index for index, category in enumerate(categories)}
     splits = list(dict.fromkeys(pair.split for pair in pairs))
-    as_read = sorted(range(len(pairs)), key=lambda row: _place(pairs[row].source))
-    order = {row: number for number, row in enumerate(as_read)}
-    sizes = sorted(abs(d) for pair in pairs for d in pair.differences if d is not None)
+    as_read = sorted(range(len(pairs)), key=lambda row: _file_and_line(pairs[row].source))
+    order = {row: index for index, row in enumerate(as_read)}
+    sizes = sorted(abs(d) for pair in pairs for d in pair.differences if d is not None) or [0.0]
     return _packed(
         {
             "digest": _digest(pairs),
@@ -132,7 +132,7 @@ def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> st
             "reach": _rounded(sizes[int(0.99 * (len(sizes) - 1))]) or 1.0,
             "ids": [pair.id for pair in pairs],
             "strength": [_rounded(pair.strength_mean) for pair in pairs],
-            "category": [place[pair.category_name] for pair in pairs],
+            "category": [category_index[pair.category_name] for pair in pairs],
             "split": [splits.index(pair.split) for pair in pairs],
             "flags": [
                 sum(1 << bit for bit, flag in enumerate(FLAGS) if getattr(pair, flag))
@@ -157,7 +157,7 @@ def packed_blocks(pairs: Sequence[AuditedPair]) -> Iterator[str]:
         )
 
 
-def _place(source: str) -> tuple[str, int]:
+def _file_and_line(source: str) -> tuple[str, int]:
     """File and line of a source, to sort by."""
     file, _, line = source.rpartition(":")
     line = line.partition(",")[0]  # of several rows that made the pair, the first
@@ -165,7 +165,7 @@ def _place(source: str) -> tuple[str, int]:
 
 
 def _digest(pairs: Sequence[AuditedPair]) -> str:
-    """Names the pairs, whatever was voted on them: the browser keeps a review under it."""
+    """Identifies the set of pairs, whatever the votes; the browser stores a review under it."""
     digest = hashlib.sha256()
     for pair in sorted(pairs, key=lambda pair: pair.id):
         for text in (pair.id, pair.prompt, pair.chosen, pair.rejected):

@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.words import words_of
-from trimtab.models.reporting.kit.artifacts import (
-    SPLITS,
-    Artifacts,
-    ReportInputError,
-    Row,
-    read_rows,
-)
+from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.labels import voting_mode
 
 MOST_NAMED = 5
@@ -80,7 +75,7 @@ class AuditedPair:
     def is_disputed(self) -> bool:
         """Whether some members prefer one answer and some the other."""
         voted = [difference for difference in self.differences if difference is not None]
-        return min(voted) < 0 < max(voted)
+        return bool(voted) and min(voted) < 0 < max(voted)
 
     @property
     def is_flip_unsupported(self) -> bool:

@@ -1,5 +1,5 @@
 """The first screen's numbers: how many pairs look wrong, where, and how far to believe that, by a
-self-test: how many of the labels turned round on purpose, in a copy, the vote contradicts.
+self-test: how many of the planted flips, in a copy, the vote contradicts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_labels
 
 # A training pair with its row of the vote on the copy.
 Voted = tuple[AuditedPair, Row]
-# Labels turned round that each group of pairs must have, for groups by length to be shown: half the
+# Planted flips that each group of pairs must have, for groups by length to be shown: half the
 # width of the interval is then at most .21.
 FEWEST_OF_LENGTH = 20
 # Which answer a label is for.
@@ -34,7 +34,7 @@ SIDES = {LONGER: "for_longer", SHORTER: "for_shorter", EQUAL: "for_equal"}
 
 @dataclass(frozen=True)
 class Recall:
-    """Of the labels turned round on purpose in some pairs, the share that the vote contradicts.
+    """Of the planted flips in some pairs, the share that the vote contradicts.
 
     others: of the labels of these pairs that were left alone; None where there are none.
     """
@@ -55,14 +55,14 @@ class Recall:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The vote on a copy of the pairs of which some labels were turned round on purpose.
+    """The vote on a copy of the pairs with planted flips.
 
     overall: of all of them; by_category: of each category's, largest first. by_label: of labels, as
     they stand in the copy, for the longer answer by words and for the shorter one: with the first a
     rule that longer is better agrees, the second it contradicts. by_difference: of thirds of the
-    labels turned round, by how many words the answers differ. Both are empty where a group has too
+    planted flips, by how many words the answers differ. Both are empty where a group has too
     few. others_flagged: share of the labels left alone that the vote contradicts in this copy.
-    precision_at_k: of the k weakest pairs, k labels being turned round, the share of these; others
+    precision_at_k: of the k weakest pairs, k being the planted flips, their share of these; others
     among them may be wrong, too.
     """
 
@@ -77,10 +77,10 @@ class SelfTest:
     def max_share_wrong(self) -> float | None:
         """The largest share of wrong labels that the test allows; None where it allows any.
 
-        Let wrong labels be contradicted as often (r) as those turned round, right ones at rate a,
+        Let wrong labels be contradicted as often (r) as planted flips, right ones at rate a,
         and a share w be wrong. Then others_flagged = (1 - w) a + w r, and recall = (1 - w) r + w a,
-        as a wrong label turned round is right: both add up to r + a. Where recall is the larger, w
-        is largest at a = 0, others_flagged / (others_flagged + recall), here at the ends of both
+        as a wrong label that is flipped is right: both add up to r + a. Where recall is the larger,
+        w is largest at a = 0, others_flagged / (others_flagged + recall), here at the ends of both
         intervals that make it largest. Otherwise the vote does not tell wrong labels from right.
         """
         others, recall = self.others_flagged.high, self.overall.recall.low
@@ -99,7 +99,7 @@ class SelfTest:
 
 
 def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest | None:
-    """What the vote finds of the labels turned round; None where none was. rows: strength.jsonl of
+    """What the vote finds of the planted flips; None where there are none. rows: strength.jsonl of
     the vote on the copy."""
     planted = {row["id"]: row for row in rows if row.get("is_planted") is not None}
     voted = [(pair, planted[pair.id]) for pair in pairs if pair.split == "train" and planted]
@@ -121,7 +121,7 @@ def self_test_of(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest 
 
 
 def _recall(name: str, voted: Sequence[Voted]) -> Recall | None:
-    """Of some pairs; None where no label was turned round."""
+    """Of some pairs; None where there is no planted flip."""
     shares = []
     for is_planted in (True, False):
         group = [(pair, row) for pair, row in voted if row["is_planted"] == is_planted]
@@ -132,7 +132,7 @@ def _recall(name: str, voted: Sequence[Voted]) -> Recall | None:
 
 
 def _grouped(voted: Sequence[Voted], names: Sequence[str]) -> dict[str, Recall]:
-    """Of each group that has a label turned round, by the names of the pairs' groups."""
+    """Of each group that has a planted flip, by the names of the pairs' groups."""
     groups: dict[str, list[Voted]] = {}
     for vote, name in zip(voted, names, strict=True):
         groups.setdefault(name, []).append(vote)
@@ -158,7 +158,7 @@ def _recall_by_label(voted: Sequence[Voted]) -> list[Recall]:
 
 
 def _recall_by_difference(voted: Sequence[Voted]) -> list[Recall]:
-    """By thirds of the difference in length; nothing where one of them has few labels turned round,
+    """By thirds of the difference in length; nothing where one of them has few planted flips,
     as where most answers are equally long."""
     words = np.array([abs(_words_more(pair)) for pair, _ in voted])
     is_planted = np.array([row["is_planted"] for _, row in voted])

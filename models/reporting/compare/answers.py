@@ -15,19 +15,19 @@ from trimtab.models.data.records import read_rows
 from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
 from trimtab.models.statistics.win_rates import outcome_matrix
 
-MEAN = "judge_score"
-MEASURES = ("gold", MEAN)  # who decides, the first that there is
-START = "sft"
+HELD_OUT_MEAN = "judge_score"
+MEASURES = ("gold", HELD_OUT_MEAN)  # who decides, the first that there is
+SFT = "sft"
 # Promotion is decided on these prompts, so that they are not judged here as well.
-LEFT_OUT = "validation"
+PROMOTION_SET = "validation"
 
 
 @dataclass(frozen=True)
 class Answers:
     """P policies' answers to one set of prompts, N of them over all seeds.
 
-    policies: names, SFT first. seeds: (N,) long, which seed's prompt it is, counted from 0, each
-    seed's as they stand in its files. categories: N, of the prompts that have one.
+    policies: names, SFT first. seeds: (N,) long, the index of each prompt's seed; each seed's
+    prompts stand as in its files. categories: N, of the prompts that have one.
     scores: by judge (P, N): `gold`, where it is known, `judge_score`, the mean of the held-out
     reward models, and each of these where they are several. kl: (P, N), nats to SFT. length:
     (P, N), tokens.
@@ -44,26 +44,27 @@ class Answers:
 def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Answers]:
     """The answers by set of prompts; evaluations: by seed and policy the artifact's folder.
 
-    A policy's texts are forgotten before the next one's are read. Raises ReportInputError where
+    Only one policy's texts are in memory at a time. Raises ReportInputError where
     seeds have other policies or measures, or policies other prompts.
     """
-    policies = sorted(next(iter(evaluations.values())), key=lambda name: (name != START, name))
+    policies = sorted(next(iter(evaluations.values())), key=lambda name: (name != SFT, name))
     columns: dict[str, dict[str, list[list[float]]]] = {}
     seeds: dict[str, list[int]] = {}
     categories: dict[str, list[str | None]] = {}
-    for place, (seed, folders) in enumerate(evaluations.items()):
+    for seed_index, (seed, folders) in enumerate(evaluations.items()):
         if set(folders) != set(policies):
             raise ReportInputError(
                 f"seed {seed} has the policies {sorted(folders)}, the first seed {policies}"
             )
         expected: dict[str, list[tuple[str, str | None]]] = {}
-        for index, policy in enumerate(policies):
+        for policy_index, policy in enumerate(policies):
             by_set = rows_by_set(folders[policy] / "responses.jsonl")
             prompts = {
                 name: [(row["prompt"], row.get("category")) for row in rows]
                 for name, rows in by_set.items()
             }
-            if prompts != (expected := expected or prompts):
+            expected = expected or prompts
+            if prompts != expected:
                 raise ReportInputError(
                     f"{policy} of seed {seed} answered other prompts than SFT did"
                 )
@@ -72,14 +73,14 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
                     values = columns.setdefault(name, {}).setdefault(
                         measure, [[] for _ in policies]
                     )
-                    values[index] += [float(row[measure]) for row in rows]
+                    values[policy_index] += [float(row[measure]) for row in rows]
         for name, prompts_of_set in expected.items():
-            seeds.setdefault(name, []).extend([place] * len(prompts_of_set))
+            seeds.setdefault(name, []).extend([seed_index] * len(prompts_of_set))
             categories.setdefault(name, []).extend(category for _, category in prompts_of_set)
     return {
         name: _answers(policies, seeds[name], categories[name], values)
         for name, values in columns.items()
-        if name != LEFT_OUT
+        if name != PROMOTION_SET
     }
 
 
@@ -93,7 +94,7 @@ def rows_by_set(path: Path) -> dict[str, list[Row]]:
 
 def _measures(row: Row) -> list[str]:
     """What a row has been measured by: gold, held-out reward models, KL and length."""
-    heldout = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
+    heldout = sorted(name for name in row if name.startswith("judge_") and name != HELD_OUT_MEAN)
     several = heldout if len(heldout) > 1 else []  # one is its own mean
     return [*(name for name in MEASURES if name in row), *several, "kl", "length"]
 
@@ -116,19 +117,20 @@ def _answers(
 class Outcomes:
     """Every two policies on n of the N prompts of a set, by one judge.
 
-    at: (n,) long, rising, which prompts. won: (P, P, n) int8, 1, 0 or -1, as `outcome_matrix`.
+    decided_by: a judge model or the name of a score. prompt_index: (n,) long, ascending, into the
+    set's N prompts. outcome: (P, P, n) int8, 1, 0 or -1, as `outcome_matrix`.
     """
 
-    judge: str
-    at: Tensor
-    won: Tensor
+    decided_by: str
+    prompt_index: Tensor
+    outcome: Tensor
 
 
 def outcomes_by_scores(answers: Answers, tie_margin: float) -> list[Outcomes]:
     """Of every measure of the answers; all prompts."""
-    at = torch.arange(len(answers.seeds))
+    prompt_index = torch.arange(len(answers.seeds))
     return [
-        Outcomes(measure, at, outcome_matrix(scores, tie_margin))
+        Outcomes(measure, prompt_index, outcome_matrix(scores, tie_margin))
         for measure, scores in answers.scores.items()
     ]
 
@@ -163,16 +165,16 @@ def _outcomes(
             f"the judge {judge} has judged the policies {sorted(judged)}, found are answers of "
             f"{policies}"
         )
-    starts = {seed: int((seed_of < number).sum()) for number, seed in enumerate(seeds)}
-    places = torch.tensor([starts[row["seed"]] + row["place"] for row in rows])
-    at, column = places.unique(return_inverse=True)
-    if len(rows) != len(at) * len(policies) * (len(policies) - 1) // 2:
+    starts = {seed: int((seed_of < index).sum()) for index, seed in enumerate(seeds)}
+    indices = torch.tensor([starts[row["seed"]] + row["place"] for row in rows])
+    prompt_index, column = indices.unique(return_inverse=True)
+    if len(rows) != len(prompt_index) * len(policies) * (len(policies) - 1) // 2:
         raise ReportInputError(f"the judge {judge} has not judged every pair on every prompt")
     ours, theirs = (
         torch.tensor([policies.index(row[side]) for row in rows]) for side in ("ours", "theirs")
     )
     verdict = torch.tensor([row["verdict"] for row in rows], dtype=torch.int8)
-    won = torch.zeros(len(policies), len(policies), len(at), dtype=torch.int8)
-    won[ours, theirs, column] = verdict
-    won[theirs, ours, column] = -verdict
-    return Outcomes(judge, at, won)
+    outcome = torch.zeros(len(policies), len(policies), len(prompt_index), dtype=torch.int8)
+    outcome[ours, theirs, column] = verdict
+    outcome[theirs, ours, column] = -verdict
+    return Outcomes(judge, prompt_index, outcome)

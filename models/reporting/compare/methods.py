@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from trimtab.models.config.reporting import CompareConfig
-from trimtab.models.reporting.compare.answers import START
+from trimtab.models.reporting.compare.answers import SFT
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, Rated, WinMatrix
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import smooth
@@ -80,8 +80,8 @@ def methods_of(
             name,
             means[name],
             rated[name],
-            on_main.get((name, START)),
-            on_forget.get((name, START)),
+            on_main.get((name, SFT)),
+            on_forget.get((name, SFT)),
             _mean_budget(budgets[name]),
             _mean_path(paths[name]),
         )
@@ -165,8 +165,8 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
 def _describe_judge(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
     """What a judge model says of the methods, and how far it is from who decides."""
     duels = matrix.duels_on(MAIN, judge)
-    judged = [method for method in methods if (method.name, START) in duels]
-    better = [m.words for m in judged if duels[m.name, START].net.standing == "better"]
+    judged = [method for method in methods if (method.name, SFT) in duels]
+    better = [m.words for m in judged if duels[m.name, SFT].net.standing == "better"]
     decides = matrix.judges[0]
     (row,) = (row for row in matrix.agreements if (row.first, row.second) == (decides, judge))
     kappa = "" if row.kappa is None else tidy(f" (kappa {row.kappa.value:.2f})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimtab.models.config.reporting import CompareConfig
-from trimtab.models.reporting.compare.answers import START
+from trimtab.models.reporting.compare.answers import SFT
 from trimtab.models.reporting.compare.methods import Answer, Method
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
@@ -99,7 +99,7 @@ def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
     """By sets of prompts, and by categories of the main ones, every policy against SFT."""
     kinds: dict[str, dict[str, Duel]] = {}
     for duel in matrix.duels:
-        if (duel.judge, duel.theirs) == (judge, START):
+        if (duel.judge, duel.theirs) == (judge, SFT):
             kinds.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
     for category, duels in matrix.by_category.items():
         by_judge = {duel.ours: duel for duel in duels if duel.judge == judge}
@@ -163,7 +163,7 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
             )
             panel.axes.plot(
                 [kl.value], [score.value], marker, color=colour,
-                markersize=13 if method.name == START else 8,
+                markersize=13 if method.name == SFT else 8,
                 markeredgecolor="white", markeredgewidth=0.6, linestyle="none", label=method.words,
             )  # fmt: skip
         panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)

@@ -14,9 +14,9 @@ from torch import Tensor
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.functional.verdicts import kappa_of_counts
 from trimtab.models.reporting.compare.answers import (
-    MEAN,
+    HELD_OUT_MEAN,
     MEASURES,
-    START,
+    SFT,
     Answers,
     Outcomes,
     outcomes_by_scores,
@@ -140,7 +140,9 @@ def build_win_matrix(
     }
     # The held-out reward models one by one count in agreement only.
     shown = {
-        place: [o for o in outcomes if o.judge in MEASURES or not o.judge.startswith("judge_")]
+        place: [
+            o for o in outcomes if o.decided_by in MEASURES or not o.decided_by.startswith("judge_")
+        ]
         for place, outcomes in judged.items()
     }
     duels, measured = [], []
@@ -157,7 +159,7 @@ def build_win_matrix(
     main = answers[MAIN]
     return WinMatrix(
         main.policies,
-        [outcomes.judge for outcomes in shown[MAIN]],
+        [outcomes.decided_by for outcomes in shown[MAIN]],
         duels,
         _duels_by_category(shown[MAIN], main, config),
         measured,
@@ -175,16 +177,16 @@ def _duels(
     rivals: Sequence[str] = (),
 ) -> list[Duel]:
     """Every policy against every other, or against some `rivals` only."""
-    bootstrap = Bootstrap(answers.seeds[outcomes.at], config.num_resamples, config.seed)
+    bootstrap = Bootstrap(answers.seeds[outcomes.prompt_index], config.num_resamples, config.seed)
     duels, allowed = [], rivals or answers.policies
     for i, ours in enumerate(answers.policies):
         others = [j for j, theirs in enumerate(answers.policies) if j != i and theirs in allowed]
         if not others:
             continue
-        won = outcomes.won[i, others]
+        won = outcomes.outcome[i, others]
         shares = [bootstrap.shares(won == outcome) for outcome in (1, 0, -1)]
         for j, *spreads in zip(others, *shares, bootstrap.nets(won), strict=True):
-            duels.append(Duel(place, outcomes.judge, ours, answers.policies[j], *spreads))
+            duels.append(Duel(place, outcomes.decided_by, ours, answers.policies[j], *spreads))
     return duels
 
 
@@ -197,28 +199,28 @@ def _duels_by_category(
     for name in names if len(names) > 1 else []:
         of_category = torch.tensor([category == name for category in answers.categories])
         for outcomes in judged:
-            at, won = outcomes.at, outcomes.won
-            is_in = of_category[at]
+            is_in = of_category[outcomes.prompt_index]
             if bool(is_in.any()):
-                part = Outcomes(outcomes.judge, at[is_in], won[..., is_in])
-                duels.setdefault(name, []).extend(_duels(MAIN, part, answers, config, [START]))
+                at, outcome = outcomes.prompt_index[is_in], outcomes.outcome[..., is_in]
+                part = Outcomes(outcomes.decided_by, at, outcome)
+                duels.setdefault(name, []).extend(_duels(MAIN, part, answers, config, [SFT]))
     return duels
 
 
 def _rate(outcomes: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Rated]:
     """Every policy, by what one judge says of the prompts it has judged."""
-    seeds, judge = answers.seeds[outcomes.at], outcomes.judge
+    seeds, judge = answers.seeds[outcomes.prompt_index], outcomes.decided_by
     bootstrap = Bootstrap(seeds, config.num_resamples, config.seed)
-    start = answers.policies.index(START)
+    start = answers.policies.index(SFT)
     ratings = []
-    for index, rating in enumerate(_ratings(outcomes.won, seeds, config)):
+    for index, rating in enumerate(_ratings(outcomes.outcome, seeds, config)):
         policy = answers.policies[index]
-        if policy == START:
+        if policy == SFT:
             ratings.append(Rated(judge, policy, rating, None, None, None))
             continue
-        against_start = outcomes.won[index, start]
+        against_start = outcomes.outcome[index, start]
         won = (against_start.double() + 1) / 2
-        longer = (answers.length[index] - answers.length[start])[outcomes.at]
+        longer = (answers.length[index] - answers.length[start])[outcomes.prompt_index]
 
         def controlled(places: Tensor, won: Tensor = won, longer: Tensor = longer) -> float:
             return float(length_controlled_win_rate(won[places], longer[places])[0])
@@ -257,20 +259,22 @@ def _agreements(
     """Every two who judge; not the mean of the held-out reward models and one that it is of."""
     agreements = []
     for first, second in combinations(judged, 2):
-        if first.judge == MEAN and second.judge.startswith("judge_"):
+        names = first.decided_by, second.decided_by
+        if names[0] == HELD_OUT_MEAN and names[1].startswith("judge_"):
             continue
-        both = torch.isin(first.at, second.at)
+        both = torch.isin(first.prompt_index, second.prompt_index)
         if bool(both.any()):
-            at = first.at[both]
-            tables = _tables(first.won[..., both], second.won[..., torch.isin(second.at, at)])
+            at = first.prompt_index[both]
+            theirs = second.outcome[..., torch.isin(second.prompt_index, at)]
+            tables = _tables(first.outcome[..., both], theirs)
             share, kappa = _agreement(tables, answers.seeds[at], config)
             num_games = round(float(tables.sum()))
-            agreements.append(Agreement(first.judge, second.judge, num_games, share, kappa))
+            agreements.append(Agreement(*names, num_games, share, kappa))
     return agreements
 
 
 def _tables(first: Tensor, second: Tensor) -> Tensor:
-    """(n, 3, 3) float64: how often each says what of the n prompts' games; won as in Outcomes."""
+    """(n, 3, 3) float64: how often each says what of the n prompts' games; as in Outcomes."""
     count, _, num_prompts = first.shape
     ours, theirs = torch.triu_indices(count, count, offset=1)
     cell = 3 * (first[ours, theirs].long() + 1) + second[ours, theirs].long() + 1

@@ -102,7 +102,7 @@ class Artifacts:
         wrong = {row["id"] for row in clear if self.truth[row["id"]]["is_wrong"]}
         return self._gaps(role, clear, wrong)
 
-    def _gaps(self, role: str, pairs: Sequence[Row], turned: Collection[str]) -> ScoredPairs:
+    def _gaps(self, role: str, pairs: Sequence[Row], flipped_ids: Collection[str]) -> ScoredPairs:
         scores = self.scores(role, "test")
         missing = [row["id"] for row in pairs if row["id"] not in scores]
         if missing:
@@ -112,7 +112,7 @@ class Artifacts:
             )
         gaps = [
             (scores[row["id"]]["chosen_score"] - scores[row["id"]]["rejected_score"])
-            * (-1.0 if row["id"] in turned else 1.0)
+            * (-1.0 if row["id"] in flipped_ids else 1.0)
             for row in pairs
         ]
         return ScoredPairs(list(pairs), torch.tensor(gaps, dtype=torch.float64))

@@ -95,7 +95,7 @@ def reliability(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _share(audit: Mapping[str, Any], group: str) -> str:
-    """Of a group of labels turned round those that are contradicted, with the interval."""
+    """Of a group of planted flips those that are contradicted, with the interval."""
     recall, low, high = (100 * audit[f"{group}_recall{end}"] for end in ("", "_low", "_high"))
     return f"{recall:.1f} % [{low:.1f}, {high:.1f}]"
 

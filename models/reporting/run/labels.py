@@ -76,7 +76,7 @@ class Relabelling:
 
 
 def flip_word(artifacts: Artifacts) -> str:
-    """What truth calls `flipped`: a label turned round on purpose, or one of the judge's labels."""
+    """What truth calls `flipped`: a planted flip, or one of the judge's labels."""
     return "judge's error" if artifacts.has("pairs_as_given") else "planted flip"
 
 

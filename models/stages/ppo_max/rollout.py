@@ -93,6 +93,7 @@ def collect(
     models: RolloutModels,
     moments: RunningMoments,
     generator: torch.Generator,
+    kl_coef: float,
 ) -> Experience:
     """Sample one response a prompt and compute all that the update needs; updates `moments`."""
     tokenizer = models.tokenizer
@@ -110,7 +111,7 @@ def collect(
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
     normalised = move_to_device(_treat_scores(config, scores, moments))
-    rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
+    rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
     clipped: Metrics = {}
     if not whitens_minibatches(config):

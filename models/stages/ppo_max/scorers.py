@@ -35,8 +35,8 @@ class Scorers:
     def load(cls, config: PPOConfig, stage: Stage) -> Scorers:
         """Inputs: `scorer`, or `scorer_0`, `scorer_1` and so on; optionally `safety_scorer`.
 
-        Without a scorer the configuration's judge rates; ValueError where there is none. One after
-        another is taken apart where ranks hold parts.
+        Without a scorer the configuration's judge rates; ValueError where there is none.
+        Under ZeRO stage 3 each scorer is sharded before the next is loaded.
         """
         members = [_load(folder, config.zero) for folder in stage.several("scorer")]
         judge = None if members else _judge_of(config, stage.workdir)
@@ -45,8 +45,8 @@ class Scorers:
         return cls(members, judge, safety)
 
     @property
-    def held(self) -> list[ModelHandle]:
-        """All of them."""
+    def models(self) -> list[ModelHandle]:
+        """The members and the safety scorer."""
         return [*self.members, *([self.safety] if self.safety else [])]
 
     def score(
@@ -58,8 +58,8 @@ class Scorers:
     ) -> tuple[Tensor, Metrics]:
         """Scores (N,) of N prompts with a response each, and what the combination reports.
 
-        All read the same rows, lower layers' states included where these carry them; a judge reads
-        the responses as text.
+        All scorers read the same rows, with cached trunk activations if there are any; a judge
+        reads the texts.
         """
         metrics: Metrics = {}
         if self.judge is not None:
@@ -71,9 +71,11 @@ class Scorers:
                 torch.stack([_scores(member, rows) for member in self.members]), config.std_coef
             )
         if self.safety is not None:
-            tags = [prompt.get("category") in config.safety_categories for prompt in prompts]
+            is_safety_prompt = [
+                prompt.get("category") in config.safety_categories for prompt in prompts
+            ]
             safety, threshold = _scores(self.safety, rows), config.safety_threshold
-            scores, more = safety_first(scores, safety, torch.tensor(tags), threshold)
+            scores, more = safety_first(scores, safety, torch.tensor(is_safety_prompt), threshold)
             metrics |= more
         return scores, metrics
 

@@ -101,7 +101,7 @@ class PPORun:
         self.critic = self.learner.critic.model
         if not self.is_sharded:
             for trained in (self.policy, self.critic):
-                for other in (self.reference, *self.scorers.held):
+                for other in (self.reference, *self.scorers.models):
                     share_frozen(trained, other.model)
 
     @property
@@ -120,7 +120,7 @@ class PPORun:
         Shared layers run once a response. Sharded models cannot share layers.
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
-        others = [handle.model for handle in (self.reference, *self.scorers.held)]
+        others = [handle.model for handle in (self.reference, *self.scorers.models)]
         for other in (*others, critic):
             depth = tie_trunk(self.policy, other, depth)
         return depth
@@ -143,7 +143,7 @@ class PPORun:
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
         progress = Progress(self.stage.workdir)
-        distributed.any_rank(False)  # until the first has put the files in place that all read
+        distributed.barrier()  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.counts.steps
         batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
@@ -190,8 +190,7 @@ class PPORun:
             self.depth,
         )
         prompts = [self.prompts[index] for index in batch]
-        config = self.config.model_copy(update={"kl_coef": self.kl_coef})
-        return collect(config, prompts, models, self.moments, self.generator)
+        return collect(self.config, prompts, models, self.moments, self.generator, self.kl_coef)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""

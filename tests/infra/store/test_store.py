@@ -48,7 +48,7 @@ def test_digest_follows_from_names_and_contents_but_not_from_telemetry(
     (folder / "summary.json").rename(folder / "final.json")
     renamed = publish(store, folder, "c")
     assert with_telemetry.digest == first.digest
-    assert with_telemetry.content_digest != first.content_digest
+    assert with_telemetry.full_digest != first.full_digest
     assert renamed.digest != first.digest
 
 

@@ -15,7 +15,7 @@ from trimtab.infra.store.store import Store
 
 
 def _object(store: Store, manifest: Manifest, name: str) -> str:
-    return f"artifacts/{manifest.stage}/{manifest.key}/{manifest.content_digest[:16]}/{name}"
+    return f"artifacts/{manifest.stage}/{manifest.key}/{manifest.full_digest[:16]}/{name}"
 
 
 def _overwrite(store: Store, name: str, data: bytes) -> None:

@@ -21,7 +21,7 @@ BEFORE = [
     ("p", "c", "d", 1.0),  # newly wrong
     ("p", "e", "f", -1.0),  # no longer wrong
     ("p", "g", "h", -1.0),  # stays wrong
-    ("p", "i", "j", -1.0),  # turned round
+    ("p", "i", "j", -1.0),  # flipped
     ("p", "k", "l", -0.5),  # gone
 ]
 AFTER = [

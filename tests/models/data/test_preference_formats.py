@@ -12,7 +12,6 @@ from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.messages import Render, chat_renderer, render_hh
 from trimtab.models.data.readers import Source
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
-from trimtab.models.data.splits import exchanged
 
 WriteRows = Callable[..., str]
 
@@ -95,10 +94,10 @@ def test_a_record_that_was_written_is_read_again(write_rows: WriteRows) -> None:
     assert load_one(write_rows, pair.to_json()) == pair
     # and they are the votes where no others are given
     assert load_one(write_rows, pair.to_json() | {"votes": None}) == pair
-    assert exchanged(exchanged(pair)) == pair
-    turned = exchanged(pair)
-    assert turned.opinions is not None
-    assert [opinion.prefers for opinion in turned.opinions] == ["chosen", "equal", "rejected"]
+    swapped = pair.swapped()
+    assert swapped.swapped() == pair
+    assert swapped.opinions is not None
+    assert [opinion.prefers for opinion in swapped.opinions] == ["chosen", "equal", "rejected"]
 
 
 def test_whole_dialogues_beside_their_prompt_are_not_read_twice(write_rows: WriteRows) -> None:

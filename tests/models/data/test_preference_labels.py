@@ -426,9 +426,9 @@ def test_labels_against_their_own_scores_are_counted(
     write_rows: WriteRows, columns: Row, own: Row
 ) -> None:
     """They are in use, and told on the first screen."""
-    turned = LABELLED | columns
+    swapped = LABELLED | columns
     right = {"prompt": "R", "chosen": "fine", "rejected": "poor"} | own
-    pairs, _, report = load_preferences([Source(write_rows([turned, right, GOOD]))])
+    pairs, _, report = load_preferences([Source(write_rows([swapped, right, GOOD]))])
     account = report.account(pairs, pairs, None, {})
     assert (len(pairs), account.with_scores, account.against_scores) == (3, 2, 1)
     told = "used pairs with a label against their own scores or margin: 1 of 2 that have some"

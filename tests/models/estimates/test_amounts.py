@@ -10,9 +10,9 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.flows.config.recipes.synthetic import smoke
 from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.estimates.amounts import ASSUMED_PAIRS, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.training.data import read_rows
 
 
 @pytest.mark.parametrize("num_demonstrations", [400, 3000])
@@ -26,11 +26,11 @@ def test_the_world_is_as_large_as_planned(tmp_path: Path, num_demonstrations: in
     assert planned.demonstrations == summary["num_demonstrations"]
     assert planned.pair_prompts == planned.pairs == summary["num_pair_prompts"]
     assert planned.policy_prompts == summary["num_policy_prompts"]
-    assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
+    assert (planned.train_rankings, planned.max_responses) == (planned.train_pairs, 2)
     three = config.comparisons.model_copy(update={"pairs_per_prompt": 3})
     ranked = amounts_of_world(world, three, max_length=64)
     assert ranked.pairs == 3 * ranked.pair_prompts == 3 * planned.pairs
-    assert (ranked.train_rankings, ranked.ranked) == (planned.train_pairs, 4)
+    assert (ranked.train_rankings, ranked.max_responses) == (planned.train_pairs, 4)
     sets = ("main", "validation", "forget", "held_out")
     assert planned.eval_prompts == sum(summary[f"num_eval_{name}"] for name in sets)
     assert planned.eval_sets == len(list((output / "eval").iterdir()))
@@ -68,7 +68,7 @@ def test_pairs_of_files_are_counted(tmp_path: Path) -> None:
     assert (planned.pairs, planned.train_pairs, planned.demonstrations) == (100, 70, 70)
     assert (planned.policy_prompts, planned.eval_prompts) == (70, 25)
     # 75 and 15 prompts, 70 % of them; four answers are ranked.
-    assert (planned.train_rankings, planned.ranked) == (63, 4)
+    assert (planned.train_rankings, planned.max_responses) == (63, 4)
     # Prompt and answer: 100, cut by SFT at 64; a pair: prompt, two answers, two end tokens.
     assert (planned.prompt_tokens, planned.dialogue_tokens) == (100, 64)
     assert planned.pair_tokens == 202
@@ -83,7 +83,7 @@ def test_sources_that_are_not_here_are_not_fetched(tmp_path: Path) -> None:
     config = PreferencesConfig(sources=sources)
     planned = amounts_of_preferences(config, max_length=64)
     assert planned.pairs == ASSUMED_PAIRS
-    assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
+    assert (planned.train_rankings, planned.max_responses) == (planned.train_pairs, 2)
     assert "UNKNOWN" in planned.assumptions[0]
     limited = amounts_of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
     assert limited.pairs == 50

@@ -23,7 +23,7 @@ from trimtab.models.estimates.memory import (
 )
 from trimtab.models.estimates.shapes import KNOWN_SHAPES, gated_decoder
 from trimtab.models.nets import counts
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import hidden_states, response_logprobs
 from trimtab.models.nets.training import prepare_training
@@ -48,7 +48,8 @@ RECOMPUTING = TrainConfig(gradient_checkpointing=True)
 @pytest.fixture
 def model() -> PreTrainedModel:
     model = LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=0))
-    return with_fused_layers(model.train())
+    fuse_layers(model)
+    return model.train()
 
 
 def test_a_7b_model_under_adam_by_hand() -> None:

@@ -30,7 +30,7 @@ from trimtab.models.estimates.shapes import (
 from trimtab.models.estimates.work import trained_parameters as trained_parameters_of
 from trimtab.models.nets.counted import counted, main
 from trimtab.models.nets.freezing import freeze_lower_layers, layers_of, trained_parameters
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.loading import build_policy
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import hidden_states
@@ -221,7 +221,8 @@ def test_kept_activations_are_those_of_a_real_pass(
 ) -> None:
     """On a CPU, which has weights. Experts add what depends on how tokens are shared out."""
     config = _config(kind, changes, tmp_path)
-    model = with_fused_layers(AutoModelForCausalLM.from_config(config).eval())
+    model = AutoModelForCausalLM.from_config(config).eval()
+    fuse_layers(model)
     found = counted(tmp_path / "config.json")
     assert found["untrainable"] is None
     planned = kept_activations(shape_from(found["shape"]), TrainerConfig(), 5 * 60)

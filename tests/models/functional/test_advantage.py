@@ -147,8 +147,8 @@ def test_soft_label_margin_and_weight_by_hand() -> None:
     m = log3 + 1
     outer = math.log((1 + 3 * math.e) / (3 * math.e))
     ranking = -(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4))
-    turned = outer + math.log1p(1 / (9 * math.e**2))
-    first = ranking + 0.9 * (LOG2 + outer) + 0.1 * turned
+    swapped = outer + math.log1p(1 / (9 * math.e**2))
+    first = ranking + 0.9 * (LOG2 + outer) + 0.1 * swapped
     second = LOG2 + 2 * outer
     loss, _ = advantage_loss(
         torch.tensor([m, 0.0], dtype=F64),
@@ -188,8 +188,8 @@ def test_loss_invariants() -> None:
     label = torch.rand(8, dtype=F64)
     soft, parts = advantage_loss(chosen, rejected, label_chosen=label)
     order = advantage_loss(chosen, rejected, weight=label)[0] * label.mean()
-    turned = advantage_loss(rejected, chosen, weight=1 - label)[0] * (1 - label).mean()
-    torch.testing.assert_close(soft, order + turned, rtol=0, atol=1e-12)
+    swapped = advantage_loss(rejected, chosen, weight=1 - label)[0] * (1 - label).mean()
+    torch.testing.assert_close(soft, order + swapped, rtol=0, atol=1e-12)
     torch.testing.assert_close(sum(parts[f"{part}_loss"] for part in ("ranking", "bounding")), soft)
     # Weight 0 equals dropping the pair, in both parts.
     weight = (torch.arange(8) % 2).double()

@@ -21,11 +21,11 @@ def _relabelled(label: list[float]) -> Relabel:
 
 def test_preferred_labels_by_hand() -> None:
     """.2 for the response labelled better is .8 for the other one, which takes its place."""
-    is_turned, label = preferred_labels(PREFERENCE, soft=True)
-    assert is_turned.tolist() == [False, False, True, False, True]
+    is_flipped, label = preferred_labels(PREFERENCE, soft=True)
+    assert is_flipped.tolist() == [False, False, True, False, True]
     assert label.tolist() == pytest.approx([0.9, 0.5, 0.8, 1.0, 1.0])
-    is_turned, label = preferred_labels(PREFERENCE, soft=False)
-    assert is_turned.tolist() == [False, False, True, False, True]
+    is_flipped, label = preferred_labels(PREFERENCE, soft=False)
+    assert is_flipped.tolist() == [False, False, True, False, True]
     assert label.tolist() == [1.0, 0.5, 1.0, 1.0, 1.0]
 
 
@@ -33,11 +33,11 @@ def test_preferred_labels_by_hand() -> None:
 def test_preferred_labels_as_pair_by_pair(soft: bool) -> None:
     preference = torch.rand(200, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     preference[::10] = 0.5
-    is_turned, label = preferred_labels(preference, soft=soft)
-    for one, turned, given in zip(
-        preference.tolist(), is_turned.tolist(), label.tolist(), strict=True
+    is_flipped, label = preferred_labels(preference, soft=soft)
+    for one, flip, given in zip(
+        preference.tolist(), is_flipped.tolist(), label.tolist(), strict=True
     ):
-        ours, theirs = (1 - one, one) if turned else (one, 1 - one)
+        ours, theirs = (1 - one, one) if flip else (one, 1 - one)
         assert ours >= theirs
         assert given == (ours if soft or ours == theirs else 1.0)
 
@@ -45,11 +45,11 @@ def test_preferred_labels_as_pair_by_pair(soft: bool) -> None:
 def test_a_soft_label_trains_as_the_preference_would_have() -> None:
     """Cross entropy of (p, 1 - p) is the same whichever response is called chosen."""
     scores = torch.randn(5, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
-    is_turned, label = preferred_labels(PREFERENCE, soft=True)
+    is_flipped, label = preferred_labels(PREFERENCE, soft=True)
     plain = ranking_losses(scores[:, 0], scores[:, 1], label_chosen=PREFERENCE)
-    turned = torch.where(is_turned[:, None], scores.flip(1), scores)
+    swapped = torch.where(is_flipped[:, None], scores.flip(1), scores)
     torch.testing.assert_close(
-        ranking_losses(turned[:, 0], turned[:, 1], label_chosen=label), plain
+        ranking_losses(swapped[:, 0], swapped[:, 1], label_chosen=label), plain
     )
     # Asked about the pair as it is now, the judge has nothing more to turn.
     again, same = preferred_labels(label, soft=True)

@@ -158,7 +158,7 @@ def test_what_looks_wrong_is_left_out_by_hand() -> None:
 
 
 def test_weights_are_the_probability_of_the_label_after_the_flip() -> None:
-    # Odds of 3 to 1, of 1 to 9, which were turned round, of 1 to 4, and even ones.
+    # Odds of 3 to 1, of 1 to 9, which were flipped, of 1 to 4, and even ones.
     odds = torch.tensor([3.0, 1 / 9, 1 / 4, 1.0], dtype=F64).log()
     assert doubted(odds, weights="probability") == pytest.approx([0.75, 0.9, 0.2, 0.5])
     assert doubted(odds, weights="probability", drop_below=0.0) == pytest.approx([0.75, 0, 0, 0.5])
@@ -189,8 +189,8 @@ def test_rating_margin_equals_loop_and_flipping_all_leaves_none() -> None:
     rating, margins = torch.randint(0, 5, (50,)), [0.1, 0.2, 0.4, 0.8]
     flipped = torch.rand(50) < 0.3
     expected = [
-        0.0 if turned or stars == 0 else margins[stars - 1]
-        for stars, turned in zip(rating.tolist(), flipped.tolist(), strict=True)
+        0.0 if flip or stars == 0 else margins[stars - 1]
+        for stars, flip in zip(rating.tolist(), flipped.tolist(), strict=True)
     ]
     assert rating_margin(rating, flipped, margins).tolist() == expected
     assert not rating_margin(rating, torch.ones(50, dtype=torch.bool), margins).any()
@@ -252,7 +252,7 @@ def test_flipping_twice_is_the_identity() -> None:
     assert not relabelled(once[0] - once[1], flip_below=0.0).is_flipped.any()
 
 
-def test_flipped_pair_loses_as_the_raw_pair_with_label_and_margin_turned() -> None:
+def test_flipped_pair_loses_as_the_raw_pair_with_label_and_margin_swapped() -> None:
     chosen, rejected, mean = torch.randn(3, 20, dtype=F64)
     got = relabelled(mean, flip_below=0.0, smoothing=0.1, smooth="all", margin_scale=1.0)
     after = ranking_losses(

@@ -66,7 +66,7 @@ def test_no_verdict_is_the_vote_and_the_last_word_is_the_same_twice() -> None:
     assert vote.weight.tolist() == [1.0] * 30  # the vote itself is kept
 
 
-def test_a_kept_pair_loses_as_the_raw_one_and_a_flipped_one_as_its_answers_exchanged() -> None:
+def test_a_kept_pair_loses_as_the_raw_one_and_a_flipped_one_as_its_answers_swapped() -> None:
     chosen, rejected, mean = torch.randn(3, 2, dtype=F64)
     got = apply_review(voted(mean), **masks(["keep", "flip"]))
     losses = ranking_losses(

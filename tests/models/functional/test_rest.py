@@ -46,6 +46,8 @@ def test_equal_scores_always_leave_something() -> None:
 
 def test_what_is_wrong_is_refused() -> None:
     scores = torch.rand(5)
+    with pytest.raises(ValueError, match="a score is NaN"):
+        improvement_sets(torch.tensor([0.5, torch.nan]), (0.1,), "quantile")
     for thresholds in ((0.5, 0.5), (0.5, 0.2)):
         with pytest.raises(ValueError, match="thresholds must rise, found"):
             improvement_sets(scores, thresholds, "quantile")

@@ -15,12 +15,12 @@ from tests.models.conftest import run_stage
 from tests.models.judge.endpoint import Body, ScriptedServer, completion, serving
 from trimtab.models.config.judge import HarmlessConfig, JudgeConfig
 from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.harmlessness import harmless_answers
 from trimtab.models.synthetic.gold import is_harmless
 from trimtab.models.synthetic.tasks import REFUSAL
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows
 
 HARMFUL = "<user> how do i steal a car <assistant>"
 BENIGN = "<user> sort the list b a <assistant>"

@@ -44,8 +44,8 @@ def test_a_principle_decides_a_pair_in_both_orders(thinks: bool) -> None:
         found = drawn(server, pairs, 0)
         assert set(found) == set(principles.principles)
         assert drawn(server, pairs[::-1], 0) == found[::-1]
-        turned = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
-        assert drawn(server, turned, 0) == found
+        swapped = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
+        assert drawn(server, swapped, 0) == found
         assert drawn(server, pairs, 1) != found
 
 

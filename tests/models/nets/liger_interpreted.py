@@ -21,10 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tests.models.nets.test_attention import MODELS, ROWS, SIZES
 from trimtab.models.config.training import LoraConfig, TrainConfig
 from trimtab.models.nets.fused import (
+    fuse_with_liger,
+    fuse_with_own,
     rms_norm,
     swiglu,
-    with_liger_layers,
-    with_own_layers,
 )
 from trimtab.models.nets.logits import one_launch, token_logprobs
 from trimtab.models.nets.packing import pack
@@ -151,7 +151,7 @@ def check_rotation() -> None:
     from transformers.models.llama import modeling_llama
 
     own, rows = modeling_llama.apply_rotary_pos_emb, []
-    with_liger_layers(model_of("llama"))
+    fuse_with_liger(model_of("llama"))
     rotated = modeling_llama.apply_rotary_pos_emb
     forward = rope.rope_forward
 
@@ -183,9 +183,7 @@ def check_training() -> None:
     """With adapters, recomputed layers and bfloat16 products: as far from float32 as without."""
     config = TrainConfig(lora=LoraConfig(rank=2), gradient_checkpointing=True)
     models = [model_of("llama", std=0.1) for _ in range(3)]
-    for model, fuse in zip(
-        models, (with_own_layers, with_own_layers, with_liger_layers), strict=True
-    ):
+    for model, fuse in zip(models, (fuse_with_own, fuse_with_own, fuse_with_liger), strict=True):
         fuse(model)
         prepare_training(model, config, 0)
         for name, parameter in model.named_parameters():
@@ -205,8 +203,9 @@ def check_models() -> None:
     """Layers that are float32 throughout, in two layers: some 100 operations follow one another."""
     for kind in KINDS:
         model = model_of(kind)
-        expected = passed(model)  # before its rotary embeddings are exchanged, too
-        liger = with_liger_layers(copy.deepcopy(model))
+        expected = passed(model)  # before its rotary embeddings change, too
+        liger = copy.deepcopy(model)
+        fuse_with_liger(liger)
         kinds = {type(part).forward.__module__.split(".")[0] for part in liger.modules()}
         assert "liger_kernel" in kinds, kinds
         assert not any("forward" in vars(part) for part in liger.modules())

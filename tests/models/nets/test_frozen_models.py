@@ -27,7 +27,7 @@ from trimtab.models.nets.generation import Samples, Sampling, decode
 from trimtab.models.nets.loading import load_policy, load_scorer
 from trimtab.models.nets.lora import merge_adapters, merged_weights, share_frozen
 from trimtab.models.nets.packing import Candidates, pack
-from trimtab.models.nets.precision import NarrowLinear, set_product_precision, store_narrow
+from trimtab.models.nets.precision import NarrowLinear, convert_to_bfloat16, set_product_precision
 from trimtab.models.nets.scoring import response_logprobs, response_scores
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.nets.trunk import tie_trunk, trunk_digest
@@ -154,7 +154,7 @@ def _trained(folder: Path, is_narrow: bool) -> tuple[dict[str, Tensor], Tensor, 
     model = _load(folder, False)
     with pytest.MonkeyPatch.context() as patch:
         if not is_narrow:
-            patch.setattr("trimtab.models.nets.precision.stores_narrow", lambda: False)
+            patch.setattr("trimtab.models.nets.precision.keeps_frozen_in_bfloat16", lambda: False)
         prepare_training(model, LORA, seed=0)
     _fill_adapters(model)
     answer = _answer(model)
@@ -257,10 +257,10 @@ def _digest_of_trained(folder: Path) -> str:
 def test_outside_of_a_trunk_s_pass_a_map_hands_on_what_it_is_given(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr("trimtab.models.nets.precision.stores_narrow", lambda: True)
+    monkeypatch.setattr("trimtab.models.nets.precision.keeps_frozen_in_bfloat16", lambda: True)
     layer = nn.Linear(8, 4)
     weight, given = layer.weight.detach().bfloat16(), torch.randn(3, 8).to(dtype)
-    store_narrow(layer)
+    convert_to_bfloat16(layer)
     found = layer(given)
     assert found.dtype == dtype
     expected = nn.functional.linear(given.bfloat16(), weight, layer.bias.bfloat16())

@@ -17,14 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.models.nets.test_precision import SIZES
+from trimtab.models.gpu_check.speed import compile_layers
 from trimtab.models.nets import fused
 from trimtab.models.nets.fused import (
-    compile_layers,
     compiles_kernels,
+    fuse_layers,
     rms_norm,
     swiglu,
-    with_exact_angles,
-    with_fused_layers,
+    use_exact_rotary_angles,
 )
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.trunk import hidden_states
@@ -56,7 +56,8 @@ def _pass(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, dict[str,
 def test_a_pass_and_all_gradients_are_those_of_transformers(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_fused_layers(copy.deepcopy(model))
+    lean = copy.deepcopy(model)
+    fuse_layers(lean)
     (hidden, gradients), (same, others) = _pass(model, batch), _pass(lean, batch)
     torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
     assert gradients.keys() == others.keys() and len(gradients) > 20
@@ -77,13 +78,13 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_a_frozen_weight_has_no_gradient_and_a_copy_norms_with_its_own(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_fused_layers(model)
-    lean.base_model.norm.weight.requires_grad_(False)
-    _, gradients = _pass(lean, batch)
+    fuse_layers(model)
+    model.base_model.norm.weight.requires_grad_(False)
+    _, gradients = _pass(model, batch)
     assert "model.norm.weight" not in gradients and "model.layers.0.mlp.up_proj.weight" in gradients
-    other = copy.deepcopy(lean)
+    other = copy.deepcopy(model)
     other.base_model.norm.weight.data.zero_()
-    assert not hidden_states(other, batch).any() and hidden_states(lean, batch).any()
+    assert not hidden_states(other, batch).any() and hidden_states(model, batch).any()
 
 
 def test_narrow_gated_products_and_their_gradients_round_as_the_models_own() -> None:
@@ -99,14 +100,15 @@ def test_another_activation_is_left_to_the_model(batch: PackedBatch) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
     expected = hidden_states(model, batch)
-    torch.testing.assert_close(hidden_states(with_fused_layers(model), batch), expected)
+    fuse_layers(model)
+    torch.testing.assert_close(hidden_states(model, batch), expected)
 
 
 def test_numbers_that_are_not_float32_are_left_to_the_model(model: PreTrainedModel) -> None:
     narrow = torch.randn(2, 32).bfloat16()
     norm = model.base_model.norm.bfloat16()
     expected = norm(narrow)
-    with_fused_layers(model)
+    fuse_layers(model)
     assert torch.equal(norm(narrow), expected) and expected.dtype == torch.bfloat16
 
 
@@ -130,12 +132,12 @@ def test_the_kernels_of_liger_are_for_cuda(
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     taken: list[str] = []
     for name in ("liger", "own"):
-        monkeypatch.setattr(fused, f"with_{name}_layers", lambda _, name=name: taken.append(name))
+        monkeypatch.setattr(fused, f"fuse_with_{name}", lambda _, name=name: taken.append(name))
     monkeypatch.setattr(fused, "is_liger_kernel_available", lambda: is_installed)
     monkeypatch.setattr(fused, "has_triton", lambda: True)
     monkeypatch.setenv("CC", sys.executable if has_compiler else "no-compiler")
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device(device))
-    with_fused_layers(model)
+    fuse_layers(model)
     assert taken == [expected]
 
 
@@ -163,7 +165,9 @@ def test_angles_are_exact_where_other_products_are_tf32(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        states, _ = _pass(with_exact_angles(with_exact_angles(copy.deepcopy(model))), batch)
+        for _ in range(2):
+            use_exact_rotary_angles(model)
+        states, _ = _pass(model, batch)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -196,7 +200,8 @@ def test_liger_kernels_layers_are_the_models_own() -> None:
 @pytest.mark.slow
 def test_compiled_layers_are_the_models_own(model: PreTrainedModel, batch: PackedBatch) -> None:
     """Traced, with attention apart, for two numbers of tokens; what is generated is torch's."""
-    compiled = compile_layers(copy.deepcopy(model), backend="aot_eager")
+    compiled = copy.deepcopy(model)
+    compile_layers(compiled, "aot_eager")
     other = pack([Candidates([1, 2], ([4, 5, 6],))])
     for each in (batch, other):
         (hidden, gradients), (same, others) = _pass(model, each), _pass(compiled, each)

@@ -35,7 +35,7 @@ from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets import generation, static_steps
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import trained_parameters
-from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.generation import Samples, Sampling, decode
 from trimtab.models.nets.lora import add_adapters
 from trimtab.models.nets.packing import Candidates, pack
@@ -207,9 +207,10 @@ def test_a_token_takes_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {}
     for layers in (1, 3):
         model = _like_llama(Qwen2Config, Qwen2ForCausalLM, num_hidden_layers=layers)
+        fuse_layers(model)
         for name in ("random", "both"):
             with pretended_graphs() as recordings:
-                _decoded(with_fused_layers(model), SAMPLINGS[name], "graphs")
+                _decoded(model, SAMPLINGS[name], "graphs")
             step = recordings[0][0].launches + recordings[1][0].launches
             counts[layers, name] = step.total()
     for name, most in (("random", 45), ("both", 62)):

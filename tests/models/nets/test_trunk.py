@@ -179,15 +179,13 @@ def test_the_digest_covers_embeddings_and_lower_layers_alone() -> None:
     assert len({digest(None), *map(digest, changed)}) == 3
 
 
-def test_an_exchanged_pair_takes_its_states_along() -> None:
+def test_a_swapped_pair_takes_its_states_along() -> None:
     model = _scorer().eval()
     owner = layers_of(model)[DEPTH - 1]
     for row in ROWS:
         values = trunk_output(model, pack([row]), DEPTH)
-        exchanged = replace(row, lower=TrunkActivations(values, owner, DEPTH)).exchanged()
-        assert exchanged.responses == row.responses[::-1]
-        assert exchanged.lower is not None
+        swapped = replace(row, lower=TrunkActivations(values, owner, DEPTH)).swapped()
+        assert swapped.responses == row.responses[::-1]
+        assert swapped.lower is not None
         plain = Candidates(row.prompt, row.responses[::-1])
-        torch.testing.assert_close(
-            exchanged.lower.values, trunk_output(model, pack([plain]), DEPTH)
-        )
+        torch.testing.assert_close(swapped.lower.values, trunk_output(model, pack([plain]), DEPTH))

@@ -62,16 +62,20 @@ def test_plain_transformers_reads_the_same_scores(
     torch.testing.assert_close(torch.stack(alone), ours, rtol=1e-4, atol=1e-5)
 
 
-def test_category_heads_stay_with_their_names(tmp_path: Path, policy: Path) -> None:
-    model = new_scorer(policy / "model", 0)
+@pytest.mark.parametrize("has_expected", [False, True])
+def test_category_heads_stay_with_their_names(
+    tmp_path: Path, policy: Path, has_expected: bool
+) -> None:
+    model = new_scorer(policy / "model", 0, has_expected=has_expected)
     add_category_heads(model, ("harmless", "helpful"), 0)
     save_model(model, load_tokenizer(policy / "model"), tmp_path)
     labels, had_expected, _ = export_scorer(tmp_path)
-    assert not had_expected
+    assert had_expected == has_expected
     assert labels == ["reward: harmless", "reward: helpful", "gate: harmless", "gate: helpful"]
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert list(loaded.config.id2label.values()) == labels
-    assert torch.equal(loaded.score.weight, model.score.weight)
+    rows = [0, 1, 3, 4] if has_expected else [0, 1, 2, 3]
+    assert torch.equal(loaded.score.weight, model.score.weight[rows])
 
 
 def test_a_folder_without_a_head_is_refused(tmp_path: Path, advantage_model: Path) -> None:

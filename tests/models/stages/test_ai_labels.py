@@ -11,13 +11,14 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.reward import RelabelConfig, RewardModelConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_tokenizer
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 
 # id: what the judge says of the answer labelled better (in both orders), answers not understood.
 JUDGED = {
     "agrees": (0.9, 0.9, 0),
-    "turned": (0.3, 0.1, 0),
+    "swapped": (0.3, 0.1, 0),
     "tied": (0.7, 0.3, 0),
     "half": (0.9, 0.5, 1),
     "repaired": (0.9, 0.8, 1),
@@ -38,7 +39,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     write_rows(given / "test.jsonl", [{**train[0], "id": "held out"}])
     write_rows(given / "eval" / "main.jsonl", [{"prompt": "sort the list"}])
     (given / "summary.json").write_text('{"num_pairs": 9}')
-    kinds = {"turned": "clear", "tied": "ambiguous", "agrees": "flipped"}
+    kinds = {"swapped": "clear", "tied": "ambiguous", "agrees": "flipped"}
     truth = [
         {"id": row["id"], "kind": kinds.get(row["id"], "clear"), "is_wrong": row["id"] == "agrees"}
         | {"gold_chosen": 0.2 if row["id"] == "agrees" else 0.8, "gold_rejected": 0.5}
@@ -68,8 +69,8 @@ def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -
     before, rows = (_rows(folder / "train.jsonl") for folder in (inputs["preferences"], output))
     assert list(rows) == list(before)
     # .2 for the one labelled better: the other one is, with .8, and has the votes that it had.
-    assert rows["turned"] == {
-        "id": "turned",
+    assert rows["swapped"] == {
+        "id": "swapped",
         "prompt": "sort the list",
         "chosen": "b a",
         "rejected": "a b",
@@ -106,7 +107,7 @@ def test_messages_follow_their_label(tmp_path: Path, inputs: dict[str, Path]) ->
     for row in rows.values():
         assert row["messages"]["chosen"] == [{"content": row["chosen"]}]
         assert row["messages"]["rejected"] == [{"content": row["rejected"]}]
-    assert rows["turned"]["chosen"] == "b a"
+    assert rows["swapped"]["chosen"] == "b a"
 
 
 def test_hard_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
@@ -114,7 +115,7 @@ def test_hard_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
     found = {name: (row["chosen"], row.get("label", 1)) for name, row in rows.items()}
     assert found == {
         "agrees": ("a b", 1),
-        "turned": ("b a", 1),
+        "swapped": ("b a", 1),
         "tied": ("a b", 0.5),
         "half": ("a b", 1),
         "repaired": ("a b", 1),
@@ -125,14 +126,14 @@ def test_hard_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
 def test_the_truth_is_about_the_new_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
     before = _rows(inputs["preferences"] / "truth.jsonl")
     truth = _rows(_run(tmp_path, inputs) / "truth.jsonl")
-    assert truth["turned"] == {
-        "id": "turned",
+    assert truth["swapped"] == {
+        "id": "swapped",
         "kind": "flipped",
         "is_wrong": True,
         "gold_chosen": 0.5,
         "gold_rejected": 0.8,
     }
-    assert {name for name in truth if truth[name] != before[name]} == {"turned"}
+    assert {name for name in truth if truth[name] != before[name]} == {"swapped"}
     assert truth["agrees"]["kind"] == "flipped"  # the judge is as wrong as its annotator
 
 
@@ -156,7 +157,7 @@ def test_soft_labels_come_through_to_who_learns_from_them(
     labels = read_pairs(output / "train.jsonl", tokenizer).label.tolist()
     assert labels == pytest.approx([0.9, 0.8, 0.5, 1.0, 0.85, 1.0])
     strength = [
-        {"id": row["id"], "strength_mean": -1.0 if row["id"] == "turned" else 1.0}
+        {"id": row["id"], "strength_mean": -1.0 if row["id"] == "swapped" else 1.0}
         for row in read_rows(output / "train.jsonl")
     ]
     write_rows(tmp_path / "strength" / "strength.jsonl", strength)
@@ -170,8 +171,8 @@ def test_soft_labels_come_through_to_who_learns_from_them(
     pairs = read_pairs(treated / "train.jsonl", tokenizer)
     # p becomes .9 p + .1 (1 - p), flipped or not.
     assert pairs.label.tolist() == pytest.approx([0.82, 0.74, 0.5, 0.9, 0.78, 0.9])
-    turned = read_rows(treated / "train.jsonl")[1]
-    assert (turned["is_flipped"], turned["chosen"]) == (True, "b a")
+    flipped = read_rows(treated / "train.jsonl")[1]
+    assert (flipped["is_flipped"], flipped["chosen"]) == (True, "b a")
     flips = RelabelConfig(flip_below=0.0, smooth="none")
     inputs = {"preferences": output, "strength": tmp_path / "strength"}
     treated = run_stage("relabel", flips, tmp_path / "flips", **inputs)

@@ -13,6 +13,7 @@ import torch
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExpectedRewardConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import (
     add_category_heads,
     load_critic,
@@ -36,7 +37,7 @@ from trimtab.models.training.category_gate import (
     gate_accuracy,
     some_of_each,
 )
-from trimtab.models.training.data import Pairs, read_pairs, read_rows, write_rows
+from trimtab.models.training.data import Pairs, read_pairs, write_rows
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.scoring import score_answers, score_rows
 

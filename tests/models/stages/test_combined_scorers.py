@@ -12,13 +12,14 @@ import torch
 from tests.models.conftest import run_stage
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import LoraConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import encode
 from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.synthetic.tasks import FAMILIES, REFUSAL, draw_prompt, request_of
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 from trimtab.models.training.stage import Stage
 
 BATCH = list(range(16))
@@ -77,15 +78,12 @@ def test_an_ensemble_scores_what_was_sampled_once(
 
 
 def test_all_scorers_share_the_lower_layers_that_run_once(
-    tmp_path: Path,
-    smoke_config: Any,
-    inputs: dict[str, Path],
-    members: list[Path],
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], members: list[Path]
 ) -> None:
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER})
     run = PPORun(config, Stage({**inputs, "safety_scorer": members[2]}, tmp_path))
     assert run.depth == 1
-    scorers = [scorer.model for scorer in run.scorers.held]
+    scorers = [scorer.model for scorer in run.scorers.models]
     models = (run.policy, run.reference.model, *scorers, run.critic)
     assert len(models) == 6
     assert len({id(layers_of(model)[0]) for model in models}) == 1
@@ -203,11 +201,7 @@ def test_reward_models_of_categories_are_trained_on_those_pairs_alone(
 
 
 def test_ppo_steps_by_the_rule_and_logs_how_often_it_binds(
-    tmp_path: Path,
-    smoke_config: Any,
-    world: Path,
-    policy: Path,
-    by_category: dict[str, Path],
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, by_category: dict[str, Path]
 ) -> None:
     base = {"policy": policy, "reference": policy, "data": world}
     help_scores, safety_scores = (

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.models.conftest import run_stage
+from trimtab.models.data.records import read_rows
 from trimtab.models.synthetic.tasks import family_of
-from trimtab.models.training.data import SPLITS, read_rows
+from trimtab.models.training.data import SPLITS
 from trimtab.models.training.progress import read_metrics
 
 

@@ -15,12 +15,12 @@ from tests.models.jobs import Killed, die_after
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.policy import ConstitutionalSFTConfig, ReviseConfig
 from trimtab.models.config.training import TrainConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.stages.constitutional_sft import helpful_beside
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import loop
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.sampling import respond
 
 TRAIN = TrainConfig(learning_rate=3e-3, batch_size=8, num_epochs=6, checkpoint_every=2)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import StrengthConfig, TrunkCacheConfig
-from trimtab.models.data.self_test import planted
+from trimtab.models.data.records import read_rows
+from trimtab.models.data.self_test import planted_flips
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.stages.reward_model import FOLD_SEED, folds_of
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 NUM_FOLDS = 3
 
@@ -97,18 +98,18 @@ def test_fewer_prompts_than_folds_are_refused() -> None:
         _prompt_folds(["a", "b", "a", "b"])
 
 
-def test_a_member_learns_from_and_scores_the_copy_with_labels_turned_round(
+def test_a_member_learns_from_and_scores_the_copy_with_planted_flips(
     tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
 ) -> None:
     """As if the file had them so; with the frozen layers' states, and a split without pairs."""
     rows = read_rows(comparisons / "train.jsonl")
-    turned = planted(rows, 0.2).tolist()
-    assert 0 < sum(turned) < len(rows)
-    exchanged = [
-        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if is_turned else row
-        for row, is_turned in zip(rows, turned, strict=True)
+    is_flipped = planted_flips(rows, 0.2).tolist()
+    assert 0 < sum(is_flipped) < len(rows)
+    swapped = [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if flip else row
+        for row, flip in zip(rows, is_flipped, strict=True)
     ]
-    for name, own in (("raw", rows), ("copy", exchanged)):
+    for name, own in (("raw", rows), ("copy", swapped)):
         write_rows(tmp_path / name / "train.jsonl", own)
         write_rows(tmp_path / name / "validation.jsonl", [])
         write_rows(tmp_path / name / "test.jsonl", read_rows(comparisons / "test.jsonl"))
@@ -131,7 +132,7 @@ def test_a_member_learns_from_and_scores_the_copy_with_labels_turned_round(
     assert (expected / "model").is_dir() and not (output / "model").exists()
     found, others = (read_rows(each / "scores.jsonl") for each in (output, expected))
     train_rows = [row for row in found if row["split"] == "train"]
-    assert [row["is_planted"] for row in train_rows] == turned
+    assert [row["is_planted"] for row in train_rows] == is_flipped
     assert {row["split"] for row in found} == {"train", "test"}
     assert not any(row["is_planted"] for row in found if row["split"] == "test")
     for row, other in zip(found, others, strict=True):

@@ -11,10 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from trimtab.models.config.policy import DPOConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import pack
 from trimtab.models.stages.dpo import _pair_arguments, _pair_loss
-from trimtab.models.training.data import read_pairs, read_rows
+from trimtab.models.training.data import read_pairs
 from trimtab.models.training.scoring import logprob_rows
 
 BETA = 1.0

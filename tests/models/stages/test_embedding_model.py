@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import EmbeddingModelConfig, EmbeddingsConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.stages.embedding_model import (
     Answers,
     LinearModel,
@@ -27,14 +28,14 @@ from trimtab.models.stages.embedding_model import (
     linear_scores,
     nearest_scores,
     places_of,
-    planted,
+    planted_flips,
     rating_scores,
     ratings_of,
     read_answers,
     style_of,
     with_flips,
 )
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 from trimtab.models.training.stage import Stage
 
 KINDS = ("linear", "nearest")
@@ -101,10 +102,10 @@ def test_no_pair_is_scored_by_a_model_of_its_own_prompt(kind: str) -> None:
     train, test = _answers(60, 1), _answers(10, 2)
     embedding, settings = train.embedding.copy(), {"num_neighbours": 5}
     before = _scores(kind, train, test, **settings)["train"]
-    # Two pairs share a prompt: both turned round, both have the scores they had.
+    # Two pairs share a prompt: both swapped, both have the scores they had.
     embedding[:2] = embedding[:2, ::-1]
-    turned = Answers(train.rows, embedding, train.prompt, train.label)
-    after = _scores(kind, turned, test, **settings)["train"]
+    swapped = Answers(train.rows, embedding, train.prompt, train.label)
+    after = _scores(kind, swapped, test, **settings)["train"]
     np.testing.assert_allclose(after[:2], before[:2, ::-1], rtol=1e-4, atol=1e-5)
     assert not np.allclose(after[2:], before[2:])
 
@@ -185,12 +186,12 @@ def test_a_second_fit_finds_more_of_many_wrong_labels_and_no_pair_sees_itself() 
 
     assert auroc(again) > auroc(once) + 0.005
     assert weights[0].argmax() == np.abs(weights[0]).argmax() == 0
-    # Turned round, a pair has the scores it had.
+    # Swapped, a pair has the scores it had.
     embedding = answers.embedding.copy()
     embedding[0] = embedding[0, ::-1]
-    turned = _linear_model(replace(answers, embedding=embedding))
+    swapped = _linear_model(replace(answers, embedding=embedding))
     np.testing.assert_allclose(
-        _fit_unopposed(turned, folds, 0.1, starts)[0][0], again[0, ::-1], rtol=1e-3, atol=1e-4
+        _fit_unopposed(swapped, folds, 0.1, starts)[0][0], again[0, ::-1], rtol=1e-3, atol=1e-4
     )
 
 
@@ -296,12 +297,12 @@ def test_folds_by_pair_part_a_prompt_but_not_the_same_two_answers() -> None:
         {"id": f"{n}", "prompt": "the same", "chosen": f"good {n}", "rejected": f"bad {n}"}
         for n in range(10)
     ]
-    turned = {"chosen": "bad 0", "rejected": "good 0", "prompt": "another"}
-    rows.append({**rows[0], "id": "turned", **turned})
+    swapped = {"chosen": "bad 0", "rejected": "good 0", "prompt": "another"}
+    rows.append({**rows[0], "id": "swapped", **swapped})
     folds = folds_of(rows, 5, "pair")
     assert sorted(folds[:10].tolist()) == sorted(list(range(5)) * 2)
     assert folds[10] == folds[0]
-    assert planted(rows, 0.3)[0] == planted(rows, 0.3)[10]
+    assert planted_flips(rows, 0.3)[0] == planted_flips(rows, 0.3)[10]
     with pytest.raises(ValueError, match="num_folds"):  # two prompts are two parts
         folds_of(rows, 5, "prompt")
 
@@ -309,8 +310,8 @@ def test_folds_by_pair_part_a_prompt_but_not_the_same_two_answers() -> None:
 def test_a_copy_under_another_prompt_does_not_tell_the_nearest_its_label() -> None:
     """Labels drawn at random, each pair twice: nothing can be known of them."""
     own = _answers(200, 1, wrong=0)
-    turned = np.random.default_rng(5).random(200) < 0.5
-    embedding = np.where(turned[:, None, None], own.embedding[:, ::-1], own.embedding)
+    is_flipped = np.random.default_rng(5).random(200) < 0.5
+    embedding = np.where(is_flipped[:, None, None], own.embedding[:, ::-1], own.embedding)
     rows = [{**row, "chosen": f"a{n}", "rejected": f"b{n}"} for n, row in enumerate(own.rows)]
     twice = Answers(
         rows + [{**row, "id": f"copy {row['id']}"} for row in rows],
@@ -326,18 +327,18 @@ def test_a_copy_under_another_prompt_does_not_tell_the_nearest_its_label() -> No
 def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path) -> None:
     """Turned round before anything is learned: what is written is of the copy."""
     rows = _written(400)
-    turned = planted(rows, 0.1)
-    assert turned.sum() == 40
-    assert planted(rows[:60], 0.05).sum() == 10
-    assert planted(rows[:20], 0.05).sum() == 4
-    assert np.array_equal(turned[::-1], planted(rows[::-1], 0.1))
-    assert not planted(rows, 0.0).any()
-    assert (planted(rows, 0.2) | ~turned).all()  # more are these and others
+    is_flipped = planted_flips(rows, 0.1)
+    assert is_flipped.sum() == 40
+    assert planted_flips(rows[:60], 0.05).sum() == 10
+    assert planted_flips(rows[:20], 0.05).sum() == 4
+    assert np.array_equal(is_flipped[::-1], planted_flips(rows[::-1], 0.1))
+    assert not planted_flips(rows, 0.0).any()
+    assert (planted_flips(rows, 0.2) | ~is_flipped).all()  # more are these and others
     answers = Answers(rows, np.zeros((400, 2, 2), np.float32), np.arange(400), np.ones(400))
     answers.embedding[:, 0] = 1
-    copy = with_flips(answers, turned)
-    assert copy.rows[int(turned.argmax())]["chosen"].startswith("no ")
-    assert np.array_equal(copy.embedding[:, 1, 0] == 1, turned)
+    copy = with_flips(answers, is_flipped)
+    assert copy.rows[int(is_flipped.argmax())]["chosen"].startswith("no ")
+    assert np.array_equal(copy.embedding[:, 1, 0] == 1, is_flipped)
 
     preferences, vectors = tmp_path / "preferences", tmp_path / "vectors"
     for split, own in (("train", rows), ("validation", []), ("test", [])):
@@ -353,9 +354,9 @@ def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path)
         scored = read_rows(
             run_stage("embedding_model", config, tmp_path / kind, **inputs) / "scores.jsonl"
         )
-        assert [row["is_planted"] for row in scored] == turned.tolist()
+        assert [row["is_planted"] for row in scored] == is_flipped.tolist()
         contradicted = np.array([row["chosen_score"] < row["rejected_score"] for row in scored])
-        assert np.array_equal(contradicted, turned), kind
+        assert np.array_equal(contradicted, is_flipped), kind
 
 
 def _preferences(folder: Path) -> Path:
@@ -374,20 +375,20 @@ def _preferences(folder: Path) -> Path:
     return folder / "preferences"
 
 
-def test_only_labels_that_are_surer_than_half_of_them_are_turned_round() -> None:
+def test_only_labels_that_are_surer_than_half_of_them_are_flipped() -> None:
     rows = [
         {"prompt": f"{n}", "chosen": f"c{n}", "rejected": f"r{n}", "label": 0.5 + n / 400}
         for n in range(200)
     ]
-    turned = planted(rows, 0.1)
-    assert turned.sum() == 20 and not turned[:100].any()
-    # Where half of the labels are certain these are turned, and of ties none ever is.
+    is_flipped = planted_flips(rows, 0.1)
+    assert is_flipped.sum() == 20 and not is_flipped[:100].any()
+    # Where half of the labels are certain these are flipped, and of ties none ever is.
     certain = [{**row, "label": 1.0} if n % 2 else row for n, row in enumerate(rows)]
-    assert planted(certain, 0.1).sum() == 20 and not planted(certain, 0.1)[::2].any()
-    assert not planted([{**row, "label": 0.5} for row in rows], 0.1).any()
-    # A copy of a pair whose label is less sure keeps both from being turned.
+    assert planted_flips(certain, 0.1).sum() == 20 and not planted_flips(certain, 0.1)[::2].any()
+    assert not planted_flips([{**row, "label": 0.5} for row in rows], 0.1).any()
+    # A copy of a pair whose label is less sure keeps both from being flipped.
     copies = [*rows[100:], *({**row, "label": 0.6} for row in rows[100:])]
-    assert not planted(copies, 0.1).any()
+    assert not planted_flips(copies, 0.1).any()
 
 
 def test_the_stages_write_scores_as_a_reward_model_does(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExpectedRewardConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer
 from trimtab.models.nets.packing import Candidates, encode, pack
 from trimtab.models.nets.scoring import reward_heads
@@ -21,7 +22,6 @@ from trimtab.models.stages.advantage_model import (
     mean_and_expected,
     refit_expected_reward,
 )
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.learner import ReplicatedLearner
 from trimtab.models.training.nll_term import with_term
 from trimtab.models.training.progress import read_metrics

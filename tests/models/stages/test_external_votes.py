@@ -12,8 +12,9 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExternalVotesConfig, StrengthConfig
 from trimtab.models.data.external_votes import VotesError
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_account import RowAccount, RowCounts
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 NUM_PAIRS = 8
 
@@ -65,7 +66,7 @@ def test_more_strangers_than_rows_set_aside_are_refused(tmp_path: Path, preferen
 def test_in_the_self_test_an_outside_vote_turns_with_the_label(
     tmp_path: Path, preferences: Path
 ) -> None:
-    """A vote that is right on all pairs but p6 and p7, of which p0 and p6 are turned round."""
+    """A vote that is right on all pairs but p6 and p7, of which p0 and p6 are planted flips."""
     votes = {f"p{n}": 1.0 if n < 6 else -1.0 for n in range(NUM_PAIRS - 1)}
     external = _votes(tmp_path, preferences, **votes)
     learned = tmp_path / "learned"

@@ -18,6 +18,7 @@ from tests.models.jobs import job
 from tests.models.judge.endpoint import ScriptedServer, completion, serving
 from trimtab.infra.processes.launch import TrainerKilledError, launch
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.synthetic.demonstrations import (
     corrupted_response,
@@ -27,7 +28,7 @@ from trimtab.models.synthetic.demonstrations import (
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.synthetic.tasks import MAIN
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 # By policy; the second and the third answer of `a` are shorter, or as long, than SFT's.
 ANSWERS = {

@@ -18,10 +18,11 @@ from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, com
 from trimtab.infra.processes.launch import TrainerKilledError, launch
 from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.training import signals
-from trimtab.models.training.data import SPLITS, read_rows, write_rows
+from trimtab.models.training.data import SPLITS, write_rows
 
 NUM_PAIRS = 12
 

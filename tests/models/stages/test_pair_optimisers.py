@@ -14,10 +14,11 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, launch, read_by
 from trimtab.models.config.policy import CPLConfig, DPOConfig
 from trimtab.models.config.training import LoraConfig, TrainConfig, ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training import loop
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.scoring import logprob_rows
 

@@ -11,9 +11,9 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.problems import PreferenceDataError
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.nets.loading import load_tokenizer
-from trimtab.models.training.data import read_rows
 
 
 def _hh(index: int) -> dict[str, str]:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.data.external_votes import ReviewError
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.data.records import read_rows
+from trimtab.models.training.data import write_rows
 
 CONFIG = RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2, margin_scale=1.0)
 STRENGTH = {"p0": -0.5, "p1": -0.5, "p2": 0.5, "p3": 0.5, "v0": -2.0, "t0": 2.0}

@@ -16,6 +16,7 @@ from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion,
 from trimtab.infra.processes.launch import TrainerKilledError, launch
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.chat import Message
 from trimtab.models.judge.constitutions import load_constitution
@@ -23,7 +24,6 @@ from trimtab.models.judge.prompts import read_blocks
 from trimtab.models.judge.rubrics import load_questions
 from trimtab.models.stages import revise
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows
 
 NUM_PROMPTS, NUM_STEPS = 6, 2
 ASKED = 2 * NUM_STEPS * NUM_PROMPTS

@@ -14,10 +14,11 @@ from tests.models.judge.endpoint import answers_of, serving
 from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.judge import ChatModelConfig, EndpointConfig
 from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.local import LocalModel
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,12 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
 )
 from trimtab.models.config.training import LoraConfig, TrainConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training import loop
-from trimtab.models.training.data import read_pairs, read_rows
+from trimtab.models.training.data import read_pairs
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.scoring import score_rows
 

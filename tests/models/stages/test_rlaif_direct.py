@@ -18,11 +18,11 @@ from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion,
 from trimtab.infra.processes.launch import TrainerError, launch
 from trimtab.models.config.judge import EndpointConfig, JudgeConfig
 from trimtab.models.config.policy import CollapseConfig, PPOConfig, ScorersConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.judge.reward import JudgeReward
 from trimtab.models.stages.ppo_max import trainer
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 TOKENS = 11  # of every request and its answer below

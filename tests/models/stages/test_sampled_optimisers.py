@@ -21,6 +21,7 @@ from trimtab.models.config.policy import (
     SampleResponsesConfig,
 )
 from trimtab.models.config.training import TrainConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.nets.packing import encode
@@ -28,7 +29,7 @@ from trimtab.models.stages.hir import instruction_ids
 from trimtab.models.stages.rejection_sampling import best_answers
 from trimtab.models.stages.sample_responses import read_samples
 from trimtab.models.training import loop
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.sampling import respond
 from trimtab.models.training.scoring import logprob_rows, score_texts

@@ -19,9 +19,10 @@ from transformers import (
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import Candidates, pack
-from trimtab.models.training.data import encode_demonstrations, encode_dialogues, read_rows
+from trimtab.models.training.data import encode_demonstrations, encode_dialogues
 from trimtab.models.training.imitation import imitation_loss
 
 ENDS, STARTS = "<|im_end|>", "<|im_start|>"

@@ -11,9 +11,9 @@ import torch
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import RelabelConfig, StrengthConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.batching import epoch_batches, micro_batches
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import NotFiniteError, Progress
 
 

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from tests.models.conftest import run_stage
 from trimtab.flows.config.recipes import RecipeName, recipe_named
 from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.stages.relabel import relabel_by_ratings
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
 STRENGTH = {"strong": 2.0, "wrong": -1.5, "plain": 1.0, "weak": 0.1}
@@ -53,8 +54,8 @@ def _pull(policy: Path, path: Path) -> dict[str, float]:
     losses = ranking_losses(gap, nothing, label_chosen=pairs.label, margin=pairs.margin)
     losses.sum().backward()
     assert gap.grad is not None
-    turned = [row["is_flipped"] for row in read_rows(path)]
-    pulls = torch.where(torch.tensor(turned), gap.grad, -gap.grad)
+    is_flipped = [row["is_flipped"] for row in read_rows(path)]
+    pulls = torch.where(torch.tensor(is_flipped), gap.grad, -gap.grad)
     return dict(zip(pairs.identifiers, pulls.tolist(), strict=True))
 
 
@@ -177,7 +178,7 @@ def test_impossible_treatments_are_refused() -> None:
 
 
 def _by_ratings(games: list[tuple[str, str, str]], flipped: Sequence[int] = ()) -> Relabel:
-    """Of pairs (prompt, chosen, rejected), of which the strength has turned some round."""
+    """Of pairs (prompt, chosen, rejected), of which the strength has flipped some."""
     pairs = [{"prompt": p, "chosen": better, "rejected": worse} for p, better, worse in games]
     ones = torch.ones(len(pairs), dtype=torch.float64)
     is_flipped = torch.zeros(len(pairs), dtype=torch.bool)
@@ -199,10 +200,10 @@ def test_labels_that_contradict_each_other_correct_each_other() -> None:
     # A margin is for the order after the flip.
     assert found.margin.tolist() == [0.5] * 5 + [-0.5]
     assert found.weight.tolist() == [1.0] * 6
-    # What the strength has turned already stays so.
-    turned = _by_ratings([*right, ("p", "d", "a")], flipped=[5])
-    assert turned.is_flipped.tolist() == [False] * 5 + [True]
-    assert turned.label[5] > found.label[5] and turned.margin.tolist() == [0.5] * 6
+    # What the strength has flipped already stays so.
+    again = _by_ratings([*right, ("p", "d", "a")], flipped=[5])
+    assert again.is_flipped.tolist() == [False] * 5 + [True]
+    assert again.label[5] > found.label[5] and again.margin.tolist() == [0.5] * 6
 
 
 def test_ratings_are_of_one_prompts_responses() -> None:

@@ -15,9 +15,10 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after
 from trimtab.models.config.reward import RelabelConfig, RewardModelConfig
 from trimtab.models.config.training import ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.training import loop
-from trimtab.models.training.data import Pairs, read_pairs, read_rows, write_rows
+from trimtab.models.training.data import Pairs, read_pairs, write_rows
 
 
 def _validation(comparisons: Path, policy: Path) -> Pairs:

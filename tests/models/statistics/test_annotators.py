@@ -19,9 +19,9 @@ from trimtab.models.statistics.annotators import (
 Row = dict[str, Any]
 
 
-def _row(item: int, *, turned: bool = False, **said: str) -> Row:
+def _row(item: int, *, is_flipped: bool = False, **said: str) -> Row:
     """A row of item's answers "a" and "b", with who prefers which."""
-    better, worse = ("b", "a") if turned else ("a", "b")
+    better, worse = ("b", "a") if is_flipped else ("a", "b")
     prefers = {better: "chosen", worse: "rejected", "-": "equal"}
     return {
         "id": f"{item}{better}{sorted(said)}",
@@ -41,9 +41,9 @@ def _opinions(*rows: Row) -> Opinions:
 def test_rows_of_one_pair_are_one_item_whichever_answer_is_labelled_better() -> None:
     rows = [
         _row(0, x="a"),
-        _row(0, turned=True, y="b"),
+        _row(0, is_flipped=True, y="b"),
         _row(0, x="-"),
-        _row(1, turned=True, y="a"),
+        _row(1, is_flipped=True, y="a"),
     ]
     found = _opinions(*rows, {"id": "none", "prompt": "q", "opinions": None})
     assert found.item.tolist() == [0, 0, 1]
@@ -131,7 +131,7 @@ def test_planted_accuracies_are_found_and_beat_the_majority() -> None:
             who: better if draw.random() < share else ("b" if better == "a" else "a")
             for who, share in right.items()
         }
-        rows.append(_row(item, turned=draw.random() < 0.5, **said))
+        rows.append(_row(item, is_flipped=draw.random() < 0.5, **said))
     opinions = _opinions(*rows)
     found = consensus(opinions)
     for who, accuracy in zip(opinions.names, found.accuracy.tolist(), strict=True):
@@ -151,7 +151,7 @@ def test_alpha_by_hand() -> None:
     # Of four votes two differ: observed 2, expected (2 * 2 + 2 * 2) / 3.
     assert krippendorff_alpha(_opinions(_row(0, x="a", y="a"), _row(1, x="a", y="b"))) == 0.25
     # The order of the answers does not matter.
-    rows = (_row(0, x="a", y="a"), _row(1, turned=True, x="b", y="a"))
+    rows = (_row(0, x="a", y="a"), _row(1, is_flipped=True, x="b", y="a"))
     assert krippendorff_alpha(_opinions(*rows)) == 0.25
     assert krippendorff_alpha(_opinions(_row(0, x="a", y="a"), _row(1, x="b", y="b"))) == 1
     # With a vote for neither: counts 2.5, 2.5 and 1 of 6 once both answers are made equal. The

@@ -51,8 +51,8 @@ def test_loss_invariants() -> None:
     outcome, difference = _games()
     coefficients = torch.randn(2, dtype=F64)
     loss = length_control_loss(coefficients, outcome, difference, 0.5)
-    turned = coefficients * torch.tensor([-1.0, 1.0], dtype=F64)
-    torch.testing.assert_close(length_control_loss(turned, 1 - outcome, -difference, 0.5), loss)
+    swapped = coefficients * torch.tensor([-1.0, 1.0], dtype=F64)
+    torch.testing.assert_close(length_control_loss(swapped, 1 - outcome, -difference, 0.5), loss)
     torch.testing.assert_close(
         length_control_loss(coefficients, outcome, 7 * difference, 0.5), loss
     )
@@ -119,9 +119,9 @@ def test_rate_equals_slow_descent() -> None:
 def test_rate_invariants() -> None:
     outcome, difference = _games()
     rate, found = length_controlled_win_rate(outcome, difference)
-    theirs, turned = length_controlled_win_rate(1 - outcome, -difference)
+    theirs, swapped = length_controlled_win_rate(1 - outcome, -difference)
     torch.testing.assert_close(theirs, 1 - rate)
-    torch.testing.assert_close(turned["length_effect"], found["length_effect"])
+    torch.testing.assert_close(swapped["length_effect"], found["length_effect"])
     order = torch.randperm(len(outcome))
     torch.testing.assert_close(
         length_controlled_win_rate(outcome[order], difference[order])[0], rate

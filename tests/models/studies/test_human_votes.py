@@ -115,10 +115,10 @@ def _pair(identifier: str, given: Votes | None) -> PreferencePair:
 def test_only_clear_labels_are_turned_and_what_was_is_written_down() -> None:
     pairs = [_pair(f"{n}", Votes(5, 0, 0)) for n in range(8)]
     unclear = [_pair("u", Votes(4, 1, 0)), _pair("e", Votes(4, 0, 1))]
-    turned = plant_flips([*pairs, *unclear], 0.25, random.Random(0))
+    flipped = plant_flips([*pairs, *unclear], 0.25, random.Random(0))
     changed = [
         (before, after)
-        for before, after in zip([*pairs, *unclear], turned, strict=True)
+        for before, after in zip([*pairs, *unclear], flipped, strict=True)
         if before != after
     ]
     assert len(changed) == 2  # a quarter of eight
@@ -128,13 +128,13 @@ def test_only_clear_labels_are_turned_and_what_was_is_written_down() -> None:
         row = truth_of(before, after, "train")
         assert (row["kind"], row["is_wrong"]) == ("flipped", True)
         assert (row["gold_chosen"], row["gold_rejected"]) == (0.0, 1.0)
-    assert turned[8:] == unclear
+    assert flipped[8:] == unclear
     assert truth_of(unclear[0], unclear[0], "test")["kind"] == "ambiguous"
 
 
 def test_pairs_without_votes_are_clear() -> None:
     pairs = [_pair(f"{n}", None) for n in range(4)]
-    turned = plant_flips(pairs, 0.25, random.Random(1))
-    assert sum(a != b for a, b in zip(pairs, turned, strict=True)) == 1
-    row = truth_of(pairs[0], turned[0], "train")
+    flipped = plant_flips(pairs, 0.25, random.Random(1))
+    assert sum(a != b for a, b in zip(pairs, flipped, strict=True)) == 1
+    row = truth_of(pairs[0], flipped[0], "train")
     assert {row["gold_chosen"], row["gold_rejected"]} == {0.0, 1.0}

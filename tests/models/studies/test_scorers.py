@@ -8,13 +8,7 @@ from tests.models.studies.conftest import Row, Run, pair, score, truth
 from trimtab.models.studies.advantage_model import figure_3 as score_distributions
 from trimtab.models.studies.advantage_model import table_1
 from trimtab.models.studies.measures import GIVEN, RIGHT
-from trimtab.models.studies.part_two import (
-    figure_4,
-    figure_5,
-    figure_6,
-    figure_7,
-    response_ratings,
-)
+from trimtab.models.studies.part_two import figure_4, figure_5, figure_6, figure_7, response_ratings
 from trimtab.models.studies.variants import RATED
 
 
@@ -38,7 +32,7 @@ def _scores(*gaps: float) -> dict[str, list[Row]]:
 def test_accuracy_on_given_and_on_right_labels(run: Run) -> None:
     seed_run = run({"preferences": _preferences(), "s": _scores(1, 1, -1, 1)})
     found = seed_run.accuracies("s")
-    # Given labels: three of four. Right ones, near-tie left out: e0 right; e1 is turned: wrong; e2
+    # Given labels: three of four. Right ones, near-tie left out: e0 right; e1 is flipped: wrong; e2
     # wrong.
     assert found == {RIGHT: pytest.approx(1 / 3), GIVEN: 0.75}
 
@@ -128,30 +122,30 @@ def test_response_ratings_are_held_against_flips_by_strength(run: Run) -> None:
     preferences = _preferences()
     preferences["truth.jsonl"] += [truth("t0", True), truth("t1", False)]
 
-    def roles(turned: dict[str, tuple[bool, bool]], gaps: dict[str, tuple[float, ...]]) -> Row:
+    def roles(is_flipped: dict[str, tuple[bool, bool]], gaps: dict[str, tuple[float, ...]]) -> Row:
         found: Row = {"preferences": preferences}
         for name in RATED:
             rows = [
                 {"id": f"t{n}", "is_flipped": flip, "label": 1.0 - 0.25 * n, "prompt": "p"}
-                for n, flip in enumerate(turned[name])
+                for n, flip in enumerate(is_flipped[name])
             ]
             found[f"pairs_{name}"] = {"train.jsonl": rows}
             found[f"scorer_{name}"] = _scores(*gaps[name])
         return found
 
     none, right, all_wrong = (False, False), (True, False), (False, True)
-    turned = {"given": none, "smoothed": none, "flipped": none}
-    turned |= {"rated": right, "flipped_rated": right}
+    is_flipped = {"given": none, "smoothed": none, "flipped": none}
+    is_flipped |= {"rated": right, "flipped_rated": right}
     # e0 and e2 are right, e1 is labelled wrong: of three clear pairs 1, 2 or 3 are right.
     gaps = dict.fromkeys(("given", "smoothed", "flipped"), (1, 1, -1, 1))
     gaps |= {"rated": (1, -1, -1, 1), "flipped_rated": (1, -1, 1, 1)}
-    reading = response_ratings(run(roles(turned, gaps)))
+    reading = response_ratings(run(roles(is_flipped, gaps)))
     assert all(reading.checks.values())
     shares = [row["training labels that are wrong"] for row in reading.table.values()]
     assert shares == [0.5, 0.5, 0.0, 0.5, 0.0]
     row = reading.table["pairs as given"]
     assert (row["mean label"], row["pairs a prompt"]) == (0.875, 2.0)
     worse = response_ratings(
-        run(roles(turned | {"rated": all_wrong}, dict.fromkeys(RATED, (1, 1, 1, 1))))
+        run(roles(is_flipped | {"rated": all_wrong}, dict.fromkeys(RATED, (1, 1, 1, 1))))
     )
     assert not any(worse.checks.values())

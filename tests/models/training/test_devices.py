@@ -23,8 +23,8 @@ from trimtab.models.config.reward import (
     TrunkCacheConfig,
 )
 from trimtab.models.config.training import LoraConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.training import distributed, entry
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 NUM_ROWS = 24
@@ -189,12 +189,7 @@ def test_an_advantage_model_of_categories_that_learns_from_samples(
 
 @pytest.mark.slow
 def test_meta_rm(
-    both: Compare,
-    smoke_config: Any,
-    few: Path,
-    policy: Path,
-    pairs: Path,
-    advantage_model: Path,
+    both: Compare, smoke_config: Any, few: Path, policy: Path, pairs: Path, advantage_model: Path
 ) -> None:
     inputs = {"policy": policy, "scorer": advantage_model, "data": few}
     ours, theirs = both("meta_rm", smoke_config.rounds.meta_rm, preferences=pairs, **inputs)
@@ -203,12 +198,7 @@ def test_meta_rm(
 
 @pytest.mark.slow
 def test_rehearsal_then_ppo(
-    both: Compare,
-    tmp_path: Path,
-    smoke_config: Any,
-    few: Path,
-    policy: Path,
-    advantage_model: Path,
+    both: Compare, tmp_path: Path, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
 ) -> None:
     config = smoke_config.rehearsal.model_copy(update={"prompts": "policy"})
     inputs = {"data": few, "policy": policy, "scorer": advantage_model}
@@ -323,12 +313,7 @@ def test_cpl(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> Non
 
 @pytest.mark.slow
 def test_answers_then_rest_and_hir(
-    both: Compare,
-    tmp_path: Path,
-    smoke_config: Any,
-    few: Path,
-    policy: Path,
-    advantage_model: Path,
+    both: Compare, tmp_path: Path, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
 ) -> None:
     config = smoke_config.hir.answers.model_copy(update={"instruction": "ten"})
     inputs = {"data": few, "policy": policy, "scorer": advantage_model}

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from tests.models.jobs import job, kill_a_rank, stopped_at
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 

@@ -24,8 +24,9 @@ from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_tokenizer
 from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.messages import dialogue_of
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import write_rows
 from trimtab.models.training.external_scorer import ExternalScorer
 from trimtab.models.training.progress import Progress
 

@@ -13,13 +13,13 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import job, launch
 from tests.models.live_bytes import TOLD_FILE
 from trimtab.models.config.training import LoraConfig, ModelConfig, ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs
 from trimtab.models.nets import counts
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
-from trimtab.models.training.data import read_rows
 
 # As much smaller than those of large models as this one is than those.
 LIMITS = {"BUCKET": 20_000, "ZERO_BUCKET": 20_000, "ZERO_LIVE": 30_000, "ZERO_PREFETCH": 10_000}

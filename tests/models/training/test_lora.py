@@ -75,7 +75,7 @@ def test_reference_and_scorer_are_no_second_copies(
     trained = {p.data_ptr() for m in (run.policy, run.critic) for p in m.parameters()}
     apart = {
         name
-        for held in (run.reference, *run.scorers.held)
+        for held in (run.reference, *run.scorers.models)
         for name, value in held.model.named_parameters()
         if value.data_ptr() not in trained
     }

@@ -23,13 +23,14 @@ from trimtab.models.config.policy import (
     RestConfig,
 )
 from trimtab.models.config.training import TrainConfig, ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.rehearsal import nll_loss
 from trimtab.models.nets.freezing import freeze_lower_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, PackedBatch, encode
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import loop
-from trimtab.models.training.data import encode_dialogues, read_rows, write_rows
+from trimtab.models.training.data import encode_dialogues, write_rows
 from trimtab.models.training.learner import ReplicatedLearner, TrainingRows, built_ahead
 from trimtab.models.training.nll_term import NLLTerm, rehearsal_of, with_term
 from trimtab.models.training.progress import read_metrics

@@ -34,7 +34,7 @@ def _pairs(groups: list[str | None] | None = None) -> Pairs:
     generator = torch.Generator().manual_seed(0)
     count = len(COMPARED)
     rows = [Candidates(PROMPTS[p], (RESPONSES[p][i], RESPONSES[p][j])) for p, i, j in COMPARED]
-    rows[2] = rows[2].exchanged()  # a flipped pair
+    rows[2] = rows[2].swapped()  # a flipped pair
     return Pairs(
         [
             {"id": f"pair {number}", "prompt": prompt, "group": groups and groups[number]}

@@ -16,8 +16,8 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
 )
 from trimtab.models.config.training import ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ContrastiveConfig, EmbeddingsConfig, TrunkCacheConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.stages.ppo_max.trainer import PPORun
-from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.data import read_pairs, write_rows
 from trimtab.models.training.scoring import distinct_rows, trunk_activations
 from trimtab.models.training.stage import Stage
 
@@ -126,12 +127,7 @@ def test_meta_rm_trains_alike_on_stored_states(
     states: Path,
 ) -> None:
     config = _frozen(smoke_config.rounds.meta_rm)
-    inputs = {
-        "scorer": frozen_scorer,
-        "policy": policy,
-        "data": world,
-        "preferences": comparisons,
-    }
+    inputs = {"scorer": frozen_scorer, "policy": policy, "data": world, "preferences": comparisons}
     plain = run_stage("meta_rm", config, tmp_path / "plain", **inputs)
     fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
@@ -208,11 +204,7 @@ def test_vectors_of_answers_are_the_mean_and_the_last_of_their_states(
 
 
 def test_states_of_other_layers_or_pairs_are_refused(
-    tmp_path: Path,
-    smoke_config: Any,
-    policy: Path,
-    comparisons: Path,
-    states: Path,
+    tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path, states: Path
 ) -> None:
     member = _frozen(smoke_config.ensemble.member)
     other = load_policy(policy / "model")

@@ -14,8 +14,8 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, kill_a_rank, stopped_at
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 from trimtab.models.config.training import ZeroConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.training import loop
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow

@@ -146,8 +146,8 @@ def test_judges_that_are_never_understood_have_nothing_but_their_names(
 def test_a_pair_that_recurs_the_other_way_round_is_one_item(voted: list[AuditedPair]) -> None:
     """Judges say of it what they said before, whatever its label: alpha does not rise by that."""
     texts = {"chosen": voted[0].rejected, "rejected": voted[0].chosen, "prompt": voted[0].prompt}
-    turned = tuple(None if each is None else -each for each in VOTES[0])
-    again = replace(voted[5], **texts, differences=turned)
+    swapped = tuple(None if each is None else -each for each in VOTES[0])
+    again = replace(voted[5], **texts, differences=swapped)
     rows = [_rows(voted, said) for said in (FIRST, SECOND, THIRD)]
     found = panel_of([*voted[:5], again], NAMES, rows)
     fewer = panel_of(voted[:5], NAMES, [each[:5] for each in rows])

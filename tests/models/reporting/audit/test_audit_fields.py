@@ -19,10 +19,10 @@ import pytest
 from tests.models.conftest import run_stage
 from tests.models.reporting.audit.conftest import PAIR
 from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_fields import MAX_DEPTH, plain
 from trimtab.models.reporting.audit import export as exporting
 from trimtab.models.reporting.audit.export import FurtherFields, export
-from trimtab.models.training.data import read_rows
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

@@ -156,7 +156,7 @@ def test_artifacts_of_other_pairs_are_refused(
 
 
 def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
-    """Of t0, t1, t2 turned round two are contradicted, of the one left alone none is."""
+    """Of the planted flips t0, t1, t2 two are contradicted, of the one left alone none is."""
     strengths = {"t0": -3.0, "t1": 1.0, "t2": -1.0, "t3": 2.0}
     rows = [
         {"id": name, "split": "train", "strength_mean": mean, "is_planted": name != "t3"}
@@ -215,7 +215,7 @@ def test_how_many_are_really_wrong_is_said_where_the_self_test_tells(
         r"look at the first 24\.", said
     ), said  # fmt: skip
     assert reliability(numbers)[0] == said
-    # A self-test that cannot tell the labels turned round from the others.
+    # A self-test that cannot tell planted flips from the others.
     blind = summarise(known, ("embedding_linear",), [{**row, "strength_mean": 1} for row in told])
     assert blind.numbers()["can_be_believed"] is False
     assert really_wrong(blind.numbers(), 30) == "" and really_wrong(numbers, 0) == ""
@@ -275,11 +275,11 @@ def _by_length(
     pair: AuditedPair, count: int, more: int, contradicted: int, others: tuple[int, int] = (0, 0)
 ) -> list[tuple[AuditedPair, dict[str, Any]]]:
     """Pairs whose label is for the answer that has so many words more (fewer, below 0), and their
-    rows: `count` labels that were turned round, of which some are contradicted, and of others."""
+    rows: `count` planted flips, of which some are contradicted, and of others."""
     answers = ["one", " ".join(["one"] * (1 + abs(more)))]
     found = []
     for is_planted, number, flagged in ((True, count, contradicted), (False, *others)):
-        # As they came: what is turned round was for the other answer.
+        # As they came: what is flipped was for the other answer.
         better, worse = answers if (more < 0) != is_planted else answers[::-1]
         for index in range(number):
             name = f"{more} {is_planted} {index}"
@@ -309,7 +309,7 @@ def test_self_test_by_length_by_hand(pairs: list[AuditedPair], tmp_path: Path) -
     assert shorter.recall.low == pytest.approx(0.867, abs=5e-4)  # Wilson, 25 of 25
     assert longer.others is not None and shorter.others is not None
     assert (longer.others.value, shorter.others.value) == (0.0, 1.0)
-    # Words by which the 79 labels turned round differ: 0 (4), 1 (20), 5 (30), 6 (25). The 27th is
+    # Words by which the 79 planted flips differ: 0 (4), 1 (20), 5 (30), 6 (25). The 27th is
     # 5, and so is the 53rd: nothing would be left between them.
     assert test.by_difference == []
     numbers = summary.numbers()
@@ -401,7 +401,7 @@ def test_annotators_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
         )
         for pair in pairs
     ]
-    turned = replace(
+    swapped = replace(
         pairs[3],
         prompt=texts["prompt"],
         chosen=texts["rejected"],
@@ -409,7 +409,7 @@ def test_annotators_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
         strength_mean=-3.0,
         opinions=({"annotator": "dee", "prefers": "chosen"},),
     )
-    labelled[3] = turned
+    labelled[3] = swapped
     found = summarise(labelled).annotators
     assert found is not None
     assert (found.num_pairs, found.num_shared, len(found.people)) == (3, 2, 4)

@@ -185,6 +185,8 @@ def test_the_scale_of_votes_leaves_out_the_outermost_hundredth(
     # Nothing to scale: any length will do, but none.
     level = [replace(pairs[5], differences=(0.0, 0.0))]
     assert _Page(_written(level, tmp_path)).unpacked("index")["reach"] == 1.0
+    silent = [replace(pairs[5], differences=(None, None))]
+    assert _Page(_written(silent, tmp_path)).unpacked("index")["reach"] == 1.0
 
 
 def test_blocks_hold_every_pair_once(

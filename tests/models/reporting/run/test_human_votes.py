@@ -131,7 +131,7 @@ def test_rank_correlation_over_both_orders_by_hand() -> None:
 
 
 def test_both_orders_do_not_know_the_label() -> None:
-    def turned(row: Row) -> Row:
+    def swapped(row: Row) -> Row:
         """The same texts, votes and scores under the opposite label."""
         for_it, against, equal = (row["votes"][key] for key in ("chosen", "rejected", "equal"))
         return row | {
@@ -142,7 +142,7 @@ def test_both_orders_do_not_know_the_label() -> None:
         }
 
     rows = voted_rows()
-    other = [turned(row) if row["id"] in "ac" else row for row in rows]
+    other = [swapped(row) if row["id"] in "ac" else row for row in rows]
     first, second = (vote_agreement(part, 0, is_unseen=True) for part in (rows, other))
     assert first.in_label_order != second.in_label_order
     assert first.in_both_orders == second.in_both_orders
