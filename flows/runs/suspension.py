@@ -90,10 +90,11 @@ class ChampionApproval(RunInput):
 
 def require_resumable(config: RunConfig, flow: str | None) -> None:
     """ConfigError where the flow run cannot be suspended although its configuration says so."""
-    if deployment.id is None:
+    suspensions = suspensions_of(config)
+    if suspensions and deployment.id is None:  # the id is asked of the server
         refuse_suspension(config)
     allowed = SUSPENDED_FOR.get(flow or "", ())
-    for name in suspensions_of(config):
+    for name in suspensions:
         if name not in allowed:
             raise ConfigError(
                 f"{name}: found true for the flow {flow or 'study'}, which does not wait for that; "

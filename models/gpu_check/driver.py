@@ -205,6 +205,8 @@ def forked(function: Callable[[], None], log: Path | None = None) -> ForkProcess
         except LeftOutError as reason:
             print(reason)
             code = LEFT_OUT
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -39,7 +39,7 @@ def set_product_precision(precision: Precision) -> None:
     global _is_narrow
     is_auto = precision == "auto"
     _is_narrow = _has_fast_bfloat16() if is_auto else precision == "bfloat16"
-    if _device() != "cpu":  # heads and what else stays in float32 then multiplies as TF32
+    if _device() == "cuda":  # heads and what else stays in float32 then multiplies as TF32
         torch.set_float32_matmul_precision("high" if _is_narrow else "highest")
     if _is_narrow and _device() == "cpu" and not any(map(_has, _FAST)):
         warnings.warn(

@@ -138,7 +138,7 @@ def _mark(tracker: LiveBytes) -> None:
         (reward_model, "score_splits", "scoring"),
         (trainer.PPORun, "_collect", "sampling"),
         (rollout, "_sample_rows", "sampling"),
-        (rollout, "_own_logprobs", "scoring"),
+        (rollout, "_policy_logprobs", "scoring"),
         (update.ActorCritic, "_critic_step", "critic update"),
         (update.ActorCritic, "_policy_step", "policy update"),
         (trainer, "merge_adapters", "saving"),

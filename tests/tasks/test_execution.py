@@ -20,10 +20,10 @@ from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import execution
 from trimtab.tasks.execution import (
-    Progress,
     StageContext,
     StageInputError,
     StageOutputError,
+    StageProgress,
     StageResult,
     run_stage,
 )
@@ -204,14 +204,14 @@ def test_a_second_attempt_reports_each_step_once(
 
 @pytest.mark.slow
 def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> None:
-    reports: list[Progress] = []
+    reports: list[StageProgress] = []
     tracking = Tracking.from_settings(context.settings, "toy")
     parent = tracking.start_run("flow")
     tracked = dataclasses.replace(
         context, tracking=tracking, parent=parent, on_progress=reports.append, seed=7
     )
     base = run_stage(tracked, "counter", CounterConfig(), {}, name="first count")
-    assert reports[-1] == Progress(3, 3, {"count": 3})
+    assert reports[-1] == StageProgress(3, 3, {"count": 3})
     run_stage(tracked, "counter", CounterConfig(total=2), {"start": base.ref})
     run_stage(tracked, "counter", CounterConfig(), {}, name="again")
     plan(die_at=2)
