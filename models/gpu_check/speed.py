@@ -541,7 +541,15 @@ def _trl_run(
     LeftOutError for a library that is not here, WrongError for what else it fails with.
     """
     path = os.pathsep.join(filter(None, [peers, *sys.path]))
-    command = [sys.executable, "-m", trl_trainers.__name__, trainer, str(material), str(output)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        trl_trainers.__name__,
+        trainer,
+        str(material),
+        str(output),
+    ]
     done = subprocess.run(
         [*command, json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": path},

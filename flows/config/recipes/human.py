@@ -64,23 +64,7 @@ def hh_smollm2() -> RunConfig:
     )
     scorer = train.model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
     meta = train.model_copy(update={"learning_rate": 1e-4})
-    # Gentle, by its rollouts on training prompts: at 2e-5 and 0.05 answers dwindle to nothing.
-    ppo = PPOConfig(
-        num_steps=12,
-        critic_pretrain_steps=2,
-        rollout_batch=16,
-        train_batch=8,
-        rehearsal_unit="response",
-        rehearsal_batch=8,
-        policy_learning_rate=1e-5,
-        critic_learning_rate=1e-4,
-        kl_coef=0.2,
-        max_new_tokens=48,
-        checkpoint_every=4,
-        trainable_layers=6,
-        guard=CollapseConfig(window=4),
-        scoring=ScorersConfig(safety_categories=("harmless",)),
-    )
+    ppo = _ppo_on_two_cores()
     return RunConfig(
         recipe="hh-smollm2",
         preferences=PreferencesConfig(
@@ -114,6 +98,26 @@ def hh_smollm2() -> RunConfig:
             ),
         ),
         evaluate=EvaluateConfig(max_new_tokens=48),
+    )
+
+
+def _ppo_on_two_cores() -> PPOConfig:
+    """Gentle, by its rollouts on training prompts: at 2e-5 and 0.05 answers dwindle to nothing."""
+    return PPOConfig(
+        num_steps=12,
+        critic_pretrain_steps=2,
+        rollout_batch=16,
+        train_batch=8,
+        rehearsal_unit="response",
+        rehearsal_batch=8,
+        policy_learning_rate=1e-5,
+        critic_learning_rate=1e-4,
+        kl_coef=0.2,
+        max_new_tokens=48,
+        checkpoint_every=4,
+        trainable_layers=6,
+        guard=CollapseConfig(window=4),
+        scoring=ScorersConfig(safety_categories=("harmless",)),
     )
 
 
