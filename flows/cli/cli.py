@@ -216,11 +216,90 @@ OVERRIDES = Argument(
     autocompletion=_fields,
     help="Settings to change, e.g. ppo.kl_coef=0.1.",
 )
+RECIPE = Argument(
+    None,
+    metavar="recipe",
+    autocompletion=_recipes,
+    help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+    "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
+    "--config the file may name it.",
+)
+FLOW = Option(
+    "rlhf",
+    callback=_known_flow,
+    autocompletion=lambda: list(FLOWS),
+    help=f"Part of the experiment: {', '.join(FLOWS)}.",
+)
+ARMS = Option(
+    None,
+    metavar="ARM",
+    autocompletion=_arms,
+    help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
+)
+# Of an audit.
 COLUMNS = Option(
     None,
     metavar="chosen=A,rejected=B",
     help="What the files call the columns, where they have no form that is known: prompt, "
     "chosen, rejected, and others.",
+)
+VOTES = Option(
+    None,
+    metavar="FILE",
+    help="Votes that you have already, one more voter each: id, chosen_score and "
+    "rejected_score, or id and vote. May be given several times.",
+)
+REWARD_MODELS = Option(
+    None,
+    metavar="MODEL",
+    help="A reward model that you have, one more voter each: a folder or hub id with one "
+    "label, in safetensors. May be given several times.",
+)
+JUDGES = Option(
+    None,
+    metavar="MODEL@URL",
+    help="A language model that compares the answers, one more voter each: an "
+    "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+    "or hub id. May be given several times.",
+)
+ENCODER = Option(
+    None,
+    metavar="MODEL",
+    help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
+    "multilingual one; by default MiniLM, which reads English.",
+)
+BUDGET = Option(
+    None,
+    metavar="TIME",
+    help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+    "estimated to fit.",
+)
+REVIEW = Option(
+    None,
+    "--apply",
+    metavar="REVIEW",
+    help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+)
+FAIL_OVER = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
+    "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
+)
+MAX_REFUSED = Option(
+    None,
+    min=0,
+    max=1,
+    metavar="SHARE",
+    help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
+    "with --fail-over, else any share passes.",
+)
+BASELINE = Option(
+    None,
+    metavar="AUDITED",
+    help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
 )
 seeds_option = partial(Option, metavar="N")
 days_option = partial(Option, callback=_require_above_zero, metavar="DAYS")
@@ -229,32 +308,15 @@ port_option = partial(Option, min=1, max=65535)
 
 @app.command(cls=ListOptionCommand, rich_help_panel=RUN)
 def run(
-    recipe: str | None = Argument(
-        None,
-        metavar="recipe",
-        autocompletion=_recipes,
-        help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
-        "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
-        "--config the file may name it.",
-    ),
+    recipe: str | None = RECIPE,
     overrides: list[str] | None = OVERRIDES,
     config: Path | None = Option(
         None,
         metavar="FILE",
         help="YAML or JSON with settings to change, or all, as --print-config prints them.",
     ),
-    flow: str = Option(
-        "rlhf",
-        callback=_known_flow,
-        autocompletion=lambda: list(FLOWS),
-        help=f"Part of the experiment: {', '.join(FLOWS)}.",
-    ),
-    arms: list[str] | None = Option(
-        None,
-        metavar="ARM",
-        autocompletion=_arms,
-        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
-    ),
+    flow: str = FLOW,
+    arms: list[str] | None = ARMS,
     seeds: list[int] | None = seeds_option(
         None, help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."
     ),
@@ -306,70 +368,21 @@ def audit(
         "change, e.g. preferences.max_pairs=5000.",
     ),
     columns: str | None = COLUMNS,
-    votes: list[str] | None = Option(
-        None,
-        metavar="FILE",
-        help="Votes that you have already, one more voter each: id, chosen_score and "
-        "rejected_score, or id and vote. May be given several times.",
-    ),
-    reward_model: list[str] | None = Option(
-        None,
-        metavar="MODEL",
-        help="A reward model that you have, one more voter each: a folder or hub id with one "
-        "label, in safetensors. May be given several times.",
-    ),
-    judge: list[str] | None = Option(
-        None,
-        metavar="MODEL@URL",
-        help="A language model that compares the answers, one more voter each: an "
-        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
-        "or hub id. May be given several times.",
-    ),
+    votes: list[str] | None = VOTES,
+    reward_model: list[str] | None = REWARD_MODELS,
+    judge: list[str] | None = JUDGES,
     judge_pairs: int | None = Option(
         None, min=1, metavar="N", help="Let judges compare only N of the pairs."
     ),
-    encoder: str | None = Option(
-        None,
-        metavar="MODEL",
-        help="Sentence encoder of the voters on embeddings: a folder or hub id, for instance a "
-        "multilingual one; by default MiniLM, which reads English.",
-    ),
-    budget: str | None = Option(
-        None,
-        metavar="TIME",
-        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
-        "estimated to fit.",
-    ),
+    encoder: str | None = ENCODER,
+    budget: str | None = BUDGET,
     name: str | None = Option(
         None, help="Name of the run; by default made of the files and the changes."
     ),
-    review: str | None = Option(
-        None,
-        "--apply",
-        metavar="REVIEW",
-        help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
-    ),
-    fail_over: float | None = Option(
-        None,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the labels is estimated to be wrong "
-        "(with --baseline: of those that are not in it), with 4 if the audit cannot tell.",
-    ),
-    max_refused: float | None = Option(
-        None,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Exit with status 3 if more than this share of the rows is refused; by default .05 "
-        "with --fail-over, else any share passes.",
-    ),
-    baseline: Path | None = Option(
-        None,
-        metavar="AUDITED",
-        help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
-    ),
+    review: str | None = REVIEW,
+    fail_over: float | None = FAIL_OVER,
+    max_refused: float | None = MAX_REFUSED,
+    baseline: Path | None = BASELINE,
     as_json: bool = Option(
         False, "--json", help="Print the numbers as one JSON object, and nothing else."
     ),
