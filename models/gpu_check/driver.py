@@ -193,6 +193,7 @@ def forked(function: Callable[[], None], log: Path | None = None) -> ForkProcess
     """
 
     def run() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent()
         if log is not None:
             sys.stdout = sys.stderr = stream = log.open("a", buffering=1)
@@ -215,7 +216,12 @@ def forked(function: Callable[[], None], log: Path | None = None) -> ForkProcess
             os._exit(code)  # a thread or child that is left would hold up another way to end
 
     child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
+    # What a signal's handler raises is lost where os.fork calls its hooks.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return child
 
 

@@ -51,14 +51,14 @@ def reward_model(config: reward.RewardModelConfig, inputs: StageInputs) -> Work:
     """
     held_out = inputs.amounts.held_out_pairs
     num_scored = held_out if inputs.is_relabelled else inputs.amounts.pairs
-    work = _on_pairs(config, inputs, num_heads=1, num_scored=num_scored)
+    work = _pair_training(config, inputs, num_heads=1, num_scored=num_scored)
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
         work += Work(forward_tokens=again * inputs.pair_tokens)
     return work
 
 
-def _on_pairs(
+def _pair_training(
     config: reward.PairLossConfig,
     inputs: StageInputs,
     *,
@@ -109,9 +109,9 @@ def advantage_model(config: reward.AdvantageModelConfig, inputs: StageInputs) ->
     pairs, samples = inputs.pairs(inputs.amounts.train_pairs), config.expected_reward
     further = [] if samples is None else [_answered(samples, inputs, samples.batch_size)]
     num_scored = inputs.amounts.held_out_pairs
-    work = _on_pairs(config, inputs, num_heads=2, num_scored=num_scored, further=further)
+    work = _pair_training(config, inputs, num_heads=2, num_scored=num_scored, further=further)
     if samples is not None:
-        work = _with_samples(samples, config.train, inputs, work)
+        work = _add_sampling(samples, config.train, inputs, work)
     if not inputs.num_behaviours:
         return work
     likelihoods = passing_work(
@@ -125,7 +125,7 @@ def advantage_model(config: reward.AdvantageModelConfig, inputs: StageInputs) ->
     return likelihoods + work
 
 
-def _with_samples(
+def _add_sampling(
     config: reward.ExpectedRewardConfig, train: TrainConfig, inputs: StageInputs, work: Work
 ) -> Work:
     """Answers before and after the training, whose steps have some prompts with theirs besides."""
@@ -249,7 +249,7 @@ def cpl(config: policy.CPLConfig | policy.DPOConfig, inputs: StageInputs) -> Wor
 def rejection_sampling(config: policy.RejectionSamplingConfig, inputs: StageInputs) -> Work:
     """One answer to every prompt that was sampled so far."""
     prompts = sum(num_answered(answers, inputs) for answers in inputs.sampled)
-    return _on_answers(config, inputs, [min(prompts, inputs.amounts.policy_prompts)])
+    return _answer_training(config, inputs, [min(prompts, inputs.amounts.policy_prompts)])
 
 
 def rest(config: policy.RestConfig, inputs: StageInputs) -> Work:
@@ -258,8 +258,8 @@ def rest(config: policy.RestConfig, inputs: StageInputs) -> Work:
     """
     count = _num_answers(inputs)
     if config.threshold_kind == "value":
-        return _on_answers(config, inputs, [count for _ in config.thresholds])
-    return _on_answers(config, inputs, [ceil((1 - q) * count) for q in config.thresholds])
+        return _answer_training(config, inputs, [count for _ in config.thresholds])
+    return _answer_training(config, inputs, [ceil((1 - q) * count) for q in config.thresholds])
 
 
 def hir(config: policy.HIRConfig, inputs: StageInputs) -> Work:
@@ -292,7 +292,9 @@ def _train_pairs(inputs: StageInputs) -> Rows:
     return replace(pairs, logit_tokens=pairs.length)
 
 
-def _on_answers(config: policy.PolicyConfig, inputs: StageInputs, parts: Sequence[int]) -> Work:
+def _answer_training(
+    config: policy.PolicyConfig, inputs: StageInputs, parts: Sequence[int]
+) -> Work:
     prompt, row = _answer_row(inputs)
     rows = Rows(max(parts), row, logit_tokens=row - prompt, all_tokens=sum(parts) * row)
     return _policy(config, inputs, rows, parts)

@@ -57,6 +57,5 @@ def cannot_run_here(_: Bench) -> None:
 
 
 def stops_the_command(_: Bench) -> None:
-    time.sleep(0.5)  # until the command waits for it: what is raised in os.fork's hooks is lost
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)
