@@ -91,13 +91,15 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         return []
     failed = EventTrigger(expect=_events("Failed"), match_related=_OURS, posture=Posture.Reactive)
     waiting = failed.model_copy(update={"expect": _events("Suspended")})
-    collapse = EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive)
+    collapse, promotion = (
+        EventTrigger(expect={event}, posture=Posture.Reactive) for event in (COLLAPSED, PROMOTED)
+    )
     still = _silence(_events("Running") | {ADVANCED}, STILL)
     actions = {
         "failed runs": (failed, channel),
         "runs that wait for a person": (waiting, channel),
         "collapses": (collapse, channel),
-        "promotions": (collapse.model_copy(update={"expect": {PROMOTED}}), channel),
+        "promotions": (promotion, channel),
         "runs in which nothing moves": (still, _notice_of_silence(channel, STUCK)),
         "crashed runs that do not go on": (
             _silence(_events("Crashed"), CRASHED_FOR),

@@ -24,9 +24,19 @@ from trimtab.models.specs import SPECS, InputError, Job
 ENTRY, GPU_CHECK = "trimtab.models.training.entry", "trimtab.models.gpu_check"
 REQUEST = "request.json"
 STARTED = "started.json"  # in a job's work folder: whose checkpoints are there
-# Sections of recipe smoke that configure stages: they have the stage's name, but for PLACES.
-SMOKE = "world sft comparisons reward_model advantage_model rehearsal dpo evaluate ppo_max meta_rm"
-PLACES = {"ppo_max": "ppo", "meta_rm": "rounds.meta_rm"}
+# Stages of recipe smoke, and the sections that configure them.
+SMOKE = {
+    "world": "world",
+    "sft": "sft",
+    "comparisons": "comparisons",
+    "reward_model": "reward_model",
+    "advantage_model": "advantage_model",
+    "rehearsal": "rehearsal",
+    "dpo": "dpo",
+    "evaluate": "evaluate",
+    "ppo_max": "ppo",
+    "meta_rm": "rounds.meta_rm",
+}
 
 
 def run_stage(job: Path) -> NoReturn:
@@ -123,7 +133,7 @@ def check_gpu(
         if path and not path.exists():
             raise ConfigError(f"{option}: nothing is at {path}")
     smoke = recipe_named("smoke").model_dump(mode="json")
-    stages = {stage: value_at(smoke, PLACES.get(stage, stage))[1] for stage in SMOKE.split()}
+    stages = {stage: value_at(smoke, section)[1] for stage, section in SMOKE.items()}
     _make(out, "--out")
     request = {
         "minutes": minutes,

@@ -52,8 +52,8 @@ def _start_round(run: Run, number: int) -> str:
     evaluation, judging. Returns the role of the judgement that decides.
     """
     config = run.config
-    source = config.rounds.meta_rm_from
-    previous, current = roles_of_round(number - 1, source), roles_of_round(number, source)
+    first = config.rounds.meta_rm_from  # round with MetaRM
+    previous, current = roles_of_round(number - 1, first), roles_of_round(number, first)
     starts_from_am = config.rounds.meta_rm_start == "advantage_model"
     start = "advantage_model" if starts_from_am else previous.scorer
     train_meta_rm(run, number, start, previous.policy)

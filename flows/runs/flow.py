@@ -87,9 +87,12 @@ def _flow_parameters(flow: Flow[..., Any], flow_run: Any, parameters: Any) -> di
 
 
 def _generate_schema_once(signature: Signature, docstrings: dict[str, str]) -> ParameterSchema:
-    """As Prefect's own, which makes a flow's schema, half a second's work, thrice to deploy it."""
-    for *known, schema in _schemas:  # a list as a default has no hash
-        if known == [signature, docstrings]:
+    """Replaces Prefect's, which makes a flow's schema three times to deploy it, half a second each.
+
+    Made schemas are compared one by one: a signature with a list as a default has no hash.
+    """
+    for known_signature, known_docstrings, schema in _schemas:
+        if (known_signature, known_docstrings) == (signature, docstrings):
             return schema.model_copy(deep=True)
     schema = _original_generate_schema(signature, docstrings)
     _schemas.append((signature, docstrings, schema.model_copy(deep=True)))
