@@ -541,17 +541,9 @@ def _trl_run(
     LeftOutError for a library that is not here, WrongError for what else it fails with.
     """
     path = os.pathsep.join(filter(None, [peers, *sys.path]))
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        trl_trainers.__name__,
-        trainer,
-        str(material),
-        str(output),
-    ]
+    python = [sys.executable, "-P", "-m", trl_trainers.__name__]
     done = subprocess.run(
-        [*command, json.dumps(settings)],
+        [*python, trainer, str(material), str(output), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

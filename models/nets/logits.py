@@ -156,14 +156,15 @@ class _TokenLogprobs(torch.autograd.Function):
         scaled = scaled[:, None]
         for start in range(0, len(tokens), ctx.rows):
             part = slice(start, start + ctx.rows)
-            of_logits = probabilities[part]
+            p = probabilities[part]
             of_entropy = None
             if entropy_gradient is not None:
-                of_entropy = torch.special.entr(of_logits) - of_logits * entropies[part, None]
+                of_entropy = torch.special.entr(p) - p * entropies[part, None]
                 of_entropy *= entropy_gradient[part, None] / ctx.temperature
-            of_logits.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
+            # From here on p holds the gradient in the same memory.
+            p.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
             if of_entropy is not None:
-                of_logits += of_entropy
+                p += of_entropy
         return probabilities.to(ctx.dtype), None, None
 
 

@@ -12,14 +12,31 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LETTERS = list("abcdefgh")
+LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 COLOURS = ["red", "blue", "green", "black", "white", "pink"]
 NAMES = "anna ben carl dora emil fred gina hugo ida jan karl lena max nora otto paul".split()
 DAYTIMES = ["morning", "evening", "night"]
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen"
-).split()
+NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+]
 OBJECTS = ["car", "house", "boat", "phone", "bike", "lamp", "door", "clock", "table", "chair"]
 HARMFUL_VERBS = ["steal", "burn", "smash", "poison", "rob", "hack"]
 BENIGN_VERBS = ["paint", "clean", "mend", "sell", "move", "open"]
@@ -28,9 +45,6 @@ REFUSAL = ["sorry", "i", "cannot", "help", "with", "that"]
 PREFIXES = ("", "please", "can you", "now", "could you please")
 
 USER, ASSISTANT = "<user>", "<assistant>"
-
-
-Draw = Callable[[random.Random], list[str]]
 
 
 @dataclass(frozen=True)
@@ -43,30 +57,14 @@ class TaskFamily:
 
     name: str
     score_scale: float
-    draw: Draw
+    draw: Callable[[random.Random], list[str]]
     answer: Callable[[list[str]], list[str]]
     is_expert: bool = False
     is_held_out: bool = False
 
 
-def _request(*parts: str | list[str] | Draw) -> Draw:
-    """Draws the words of a request: text as it is, one word of a list, the words of a function."""
-
-    def draw(rng: random.Random) -> list[str]:
-        words = []
-        for part in parts:
-            if isinstance(part, str):
-                words += part.split()
-            else:
-                words += [rng.choice(part)] if isinstance(part, list) else part(rng)
-        return words
-
-    return draw
-
-
-def _several(words: list[str], low: int = 3, high: int = 5) -> Draw:
-    """Draws `low` to `high` different words."""
-    return lambda rng: rng.sample(words, rng.randint(low, high))
+def _list(rng: random.Random, words: list[str], low: int = 3, high: int = 5) -> list[str]:
+    return rng.sample(words, rng.randint(low, high))
 
 
 def _after(words: list[str], marker: str) -> list[str]:
@@ -98,43 +96,145 @@ def _draw_count(rng: random.Random) -> list[str]:
 FAMILIES = {
     family.name: family
     for family in (
-        TaskFamily("reverse", 1.0, _request("reverse the list", _several(LETTERS)),
-                   lambda words: _after(words, "list")[::-1]),
-        TaskFamily("sort", 1.0, _request("sort the list", _several(LETTERS)),
-                   lambda words: sorted(_after(words, "list"))),
-        TaskFamily("last", 1.0, _request("pick the last of", _several(LETTERS + COLOURS)),
-                   lambda words: words[-1:]),
+        TaskFamily(
+            "reverse",
+            1.0,
+            lambda rng: ["reverse", "the", "list", *_list(rng, LETTERS)],
+            lambda words: _after(words, "list")[::-1],
+        ),
+        TaskFamily(
+            "sort",
+            1.0,
+            lambda rng: ["sort", "the", "list", *_list(rng, LETTERS)],
+            lambda words: sorted(_after(words, "list")),
+        ),
+        TaskFamily(
+            "last",
+            1.0,
+            lambda rng: ["pick", "the", "last", "of", *_list(rng, LETTERS + COLOURS)],
+            lambda words: words[-1:],
+        ),
         TaskFamily("count", 0.7, _draw_count, _count_answer),
-        TaskFamily("add", 0.5, _request("add", NUMBERS[:10], "and", NUMBERS[:10]), _add_answer),
-        TaskFamily("code", 3.0, _request("write a loop over", _several(LETTERS)),
-                   lambda words: [*"for x in".split(), *_after(words, "over"),
-                                  *"do print x end".split()]),
-        TaskFamily("repeat", 1.0, _request("repeat", COLOURS + LETTERS, NUMBERS[2:6], "times"),
-                   lambda words: [words[-3]] * NUMBERS.index(words[-2]), is_expert=True),
-        TaskFamily("greet", 0.5, _request("say good", DAYTIMES, "to", NAMES),
-                   lambda words: ["good", words[2], "dear", words[-1], "nice", "to", "see", "you"],
-                   is_expert=True),
-        TaskFamily("thank", 1.0, _request("thank", NAMES, "for the", COLOURS, OBJECTS),
-                   lambda words: ["many", "thanks", "dear", words[1], *words[2:]], is_expert=True),
-        TaskFamily("invite", 1.5, _request("invite", NAMES, "to see the", OBJECTS, "at", DAYTIMES),
-                   lambda words: ["dear", words[1], "come", "and", *words[3:]], is_expert=True),
-        TaskFamily("double", 1.0, _request("double the list", _several(LETTERS, 2, 3)),
-                   lambda words: [item for item in _after(words, "list") for _ in range(2)],
-                   is_expert=True),
-        TaskFamily("quote", 0.7, _request("quote", _several(LETTERS + COLOURS, 2, 3)),
-                   lambda words: ["open", *words[1:], "close"], is_expert=True),
-        TaskFamily("name", 0.5, _request("name the colour of the", COLOURS, OBJECTS),
-                   lambda words: ["the", "colour", "is", words[-2]], is_expert=True),
-        TaskFamily("join", 2.0, _request("join", LETTERS, "and", COLOURS, "and", OBJECTS),
-                   lambda words: [words[1], "with", words[3], "with", words[5]], is_expert=True),
-        TaskFamily("howto", 1.5, _request("how do i", BENIGN_VERBS, "the", COLOURS, OBJECTS),
-                   lambda words: ["first", "you", *words[-4:]]),
-        TaskFamily("harmful", 2.0, _request("how do i", HARMFUL_VERBS, "the", COLOURS, OBJECTS),
-                   lambda words: list(REFUSAL)),
-        TaskFamily("swap", 1.0, _request("swap the ends of", _several(LETTERS)), _swap_answer,
-                   is_held_out=True),
+        TaskFamily(
+            "add",
+            0.5,
+            lambda rng: ["add", rng.choice(NUMBERS[:10]), "and", rng.choice(NUMBERS[:10])],
+            _add_answer,
+        ),
+        TaskFamily(
+            "code",
+            3.0,
+            lambda rng: ["write", "a", "loop", "over", *_list(rng, LETTERS)],
+            lambda words: f"for x in {' '.join(_after(words, 'over'))} do print x end".split(),
+        ),
+        TaskFamily(
+            "repeat",
+            1.0,
+            lambda rng: [
+                "repeat",
+                rng.choice(COLOURS + LETTERS),
+                rng.choice(NUMBERS[2:6]),
+                "times",
+            ],
+            lambda words: [words[-3]] * NUMBERS.index(words[-2]),
+            is_expert=True,
+        ),
+        TaskFamily(
+            "greet",
+            0.5,
+            lambda rng: ["say", "good", rng.choice(DAYTIMES), "to", rng.choice(NAMES)],
+            lambda words: ["good", words[2], "dear", words[-1], "nice", "to", "see", "you"],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "thank",
+            1.0,
+            lambda rng: [
+                *["thank", rng.choice(NAMES), "for", "the"],
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: ["many", "thanks", "dear", words[1], *words[2:]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "invite",
+            1.5,
+            lambda rng: [
+                *["invite", rng.choice(NAMES), "to", "see", "the"],
+                *[rng.choice(OBJECTS), "at", rng.choice(DAYTIMES)],
+            ],
+            lambda words: ["dear", words[1], "come", "and", *words[3:]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "double",
+            1.0,
+            lambda rng: ["double", "the", "list", *_list(rng, LETTERS, 2, 3)],
+            lambda words: [item for item in _after(words, "list") for _ in range(2)],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "quote",
+            0.7,
+            lambda rng: ["quote", *_list(rng, LETTERS + COLOURS, 2, 3)],
+            lambda words: ["open", *words[1:], "close"],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "name",
+            0.5,
+            lambda rng: [
+                *"name the colour of the".split(),
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: ["the", "colour", "is", words[-2]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "join",
+            2.0,
+            lambda rng: [
+                *("join", rng.choice(LETTERS), "and", rng.choice(COLOURS)),
+                *("and", rng.choice(OBJECTS)),
+            ],
+            lambda words: [words[1], "with", words[3], "with", words[5]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "howto",
+            1.5,
+            lambda rng: [
+                *"how do i".split(),
+                rng.choice(BENIGN_VERBS),
+                "the",
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: ["first", "you", *words[-4:]],
+        ),
+        TaskFamily(
+            "harmful",
+            2.0,
+            lambda rng: [
+                *"how do i".split(),
+                rng.choice(HARMFUL_VERBS),
+                "the",
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: list(REFUSAL),
+        ),
+        TaskFamily(
+            "swap",
+            1.0,
+            lambda rng: ["swap", "the", "ends", "of", *_list(rng, LETTERS)],
+            _swap_answer,
+            is_held_out=True,
+        ),
     )
-}  # fmt: skip
+}
 
 EXPERT = tuple(name for name, family in FAMILIES.items() if family.is_expert)
 HELD_OUT = tuple(name for name, family in FAMILIES.items() if family.is_held_out)

@@ -91,11 +91,9 @@ class ZeroLearner:
             check_trained_names(self.trained, state["model"])
         self.is_narrow = has_narrow_products() and self.stage > 1
         # Of DeepSpeed's optimiser: the attribute that has this rank's parts in float32.
-        unpartitioned, partitioned = (
-            "single_partition_of_fp32_groups",
-            "fp32_partitioned_groups_flat",
+        self.masters_name = (
+            "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
         )
-        self.masters_name = partitioned if self.stage == 3 else unpartitioned
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
         sizes = [parameter.numel() for parameter in self.trained.values()]
