@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import resource
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from boto3.exceptions import S3UploadFailedError
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
+from tests.infra.tracking.conftest import client_of, line_of
 from trimtab.infra.processes.launch import (
     LineTail,
     TrainerStoppedError,
@@ -30,30 +23,8 @@ from trimtab.infra.processes.launch import (
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.settings import Settings, SettingsError
 from trimtab.infra.tracking.mlflow_calls import follow_move
-from trimtab.infra.tracking.outbox import take_over_files
 from trimtab.infra.tracking.registry import Registry
-from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """One database for the module: making its tables takes seconds."""
-    return Settings.from_env({"TRIMTAB_HOME": str(tmp_path_factory.mktemp("home"))})
-
-
-@pytest.fixture
-def tracking(settings: Settings) -> Tracking:
-    return Tracking.from_settings(settings, "toy")
-
-
-def _client(settings: Settings) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=settings.mlflow_uri, registry_uri=settings.mlflow_uri)
-
-
-def _line(step: int, **metrics: float) -> str:
-    return json.dumps({"step": step, "time": 100.0 + step, "metrics": metrics}) + "\n"
+from trimtab.infra.tracking.runs import Input, Tracking
 
 
 @pytest.mark.slow
@@ -69,7 +40,7 @@ def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: T
         tracking.start_run("stopped", parent=parent) as stopped,
     ):
         raise TrainerStoppedError("asked")
-    client = _client(settings)
+    client = client_of(settings)
     run = client.get_run(good.run_id)
     assert run.data.tags["mlflow.parentRunId"] == parent.run_id
     assert run.data.tags["trimtab.stage"] == "sft"
@@ -88,7 +59,7 @@ def test_a_folder_is_logged_with_its_folders(
         (tmp_path / name).write_text(name)
     run = tracking.start_run("report")
     run.log_artifacts(tmp_path)
-    client = _client(settings)
+    client = client_of(settings)
     for folder, names in (
         (None, ["plots", "report.html"]),
         ("plots", ["plots/a.svg", "plots/curves"]),
@@ -104,16 +75,16 @@ def test_every_line_s_metrics_are_sent_once_in_batches(
     run = tracking.start_run("metrics")
     tail = LineTail(path)
     run.log_lines(tail.read())  # no file yet
-    path.write_text("".join(_line(step, loss=step / 10, kl=0.5) for step in range(1500)))
+    path.write_text("".join(line_of(step, loss=step / 10, kl=0.5) for step in range(1500)))
     run.log_lines(tail.read())
     with path.open("a") as stream:
-        stream.write('{"progress": [1, 2], "time": 1.0}\nnot json\n' + _line(1500, loss=7.0)[:-5])
+        stream.write('{"progress": [1, 2], "time": 1.0}\nnot json\n' + line_of(1500, loss=7.0)[:-5])
         stream.flush()
         run.log_lines(tail.read())
-        stream.write(_line(1500, loss=7.0)[-5:])
+        stream.write(line_of(1500, loss=7.0)[-5:])
     run.log_lines(tail.read())
     assert not run.has_unsent
-    history = _client(settings).get_metric_history(run.run_id, "loss")
+    history = client_of(settings).get_metric_history(run.run_id, "loss")
     assert sorted(metric.step for metric in history) == list(range(1501))
     last = max(history, key=lambda metric: metric.step)
     assert (last.value, last.timestamp) == (7.0, 1_600_000)
@@ -128,14 +99,14 @@ def test_outage_warns_once_and_loses_no_metric(
     run = tracking.start_run("outage")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(tracking._client, "log_batch", _refuse)
-        run.log_lines([_line(0, loss=1.0)])
+        run.log_lines([line_of(0, loss=1.0)])
         for _ in range(3):
             assert not run.send_waiting()
             tracking._down_until = 0.0  # as if the pause were over
     assert len([r for r in caplog.records if "Training continues" in r.message]) == 1
-    run.log_lines([_line(1, loss=0.5)])
+    run.log_lines([line_of(1, loss=0.5)])
     assert run.send_waiting()
-    history = _client(settings).get_metric_history(run.run_id, "loss")
+    history = client_of(settings).get_metric_history(run.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(0, 1.0), (1, 0.5)]
     run.end()
 
@@ -160,10 +131,10 @@ def test_refused_metric_does_not_block_those_that_follow(
     settings: Settings, tracking: Tracking
 ) -> None:
     run = tracking.start_run("refused")
-    run.log_lines([_line(0, **{"bad?name": 1.0})])
-    run.log_lines([_line(1, good=1.0)])
+    run.log_lines([line_of(0, **{"bad?name": 1.0})])
+    run.log_lines([line_of(1, good=1.0)])
     assert not run.has_unsent
-    assert _client(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
+    assert client_of(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
 
 
 def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None:
@@ -177,7 +148,7 @@ def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    client = _client(settings)
+    client = client_of(settings)
     assert len({client.get_run(run).info.experiment_id for run in runs}) == 1
 
 
@@ -194,7 +165,7 @@ def test_tables_are_made_by_one_process_at_a_time(
         with pytest.raises(InterruptedError), file_lock(lock, refuse_to_wait):
             raise AssertionError("the lock was free")
         made.append(uri)
-        return _client(settings)
+        return client_of(settings)
 
     monkeypatch.setattr("trimtab.infra.tracking.runs.new_client", client_under_the_lock)
     Tracking.from_settings(settings, "toy").connect()
@@ -273,7 +244,7 @@ def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
     Registry(tracking).register(
         old, "toy-model", partial(_folder_with, note), identity={"key": "k"}
     )
-    other = _client(first).create_experiment("elsewhere", f"file://{tmp_path}/own")
+    other = client_of(first).create_experiment("elsewhere", f"file://{tmp_path}/own")
     (shutil.move if moves else shutil.copytree)(first.home, second.home)
     before = _files_below(first.home)
 
@@ -287,7 +258,7 @@ def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
     assert any("MLflow's artifacts were in" in record.message for record in caplog.records)
     if not moves:
         shutil.rmtree(first.home)
-    client = _client(second)
+    client = client_of(second)
     for number, run in enumerate((old, new), 1):
         assert _written_by(client, str(run.run_id), tmp_path / str(number)) == "old"
         where = client.get_model_version_download_uri("toy-model", str(number))
@@ -312,200 +283,3 @@ def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) 
     (tmp_path / "mlflow.db").write_text("no database" * 99)
     with pytest.raises(OSError, match=r"mlflow\.db: cannot note that it was moved: file is not a"):
         follow_move(tmp_path / "mlartifacts")
-
-
-@contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
-    """Files of this process may grow to a few bytes more than this one has."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def _file_of(run: TrackedRun) -> Path:
-    assert run.tracking.outbox is not None
-    (path,) = run.tracking.outbox.glob(f"*-{run.tags['trimtab.run']}.jsonl")
-    return path
-
-
-def _next_process(settings: Settings, run: TrackedRun) -> None:
-    """As if the process of a run were gone: another one sends what it has left."""
-    path = _file_of(run)
-    assert run._outbox._stream is not None
-    run._outbox._stream.close()
-    tracking = Tracking.from_settings(settings, "toy")
-    tracking.connect()
-    tracking.flush()
-    assert not path.exists()
-
-
-def test_a_full_disk_leaves_no_file_by_which_a_finished_run_is_killed(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("full")
-    path = _file_of(run)
-    tracking._down_until = time.monotonic() + 60
-    with _full_disk(path):
-        run.log(metrics={"loss": 1.0})
-        run.log(metrics={"loss": 2.0})
-    assert len([r for r in caplog.records if "in memory only" in r.message]) == 1
-    run._outbox._stream = FileIO("/dev/full", "w")
-    run.end()
-    tracking.flush()
-    assert not path.exists()  # or the next process would end the run as KILLED
-    ended = _client(settings).get_run(run.run_id)
-    assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 2.0})
-
-
-@pytest.mark.parametrize("by", ["the next record", "the next try"])
-def test_what_a_full_disk_refused_is_written_when_it_has_space_again(
-    settings: Settings, by: str
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("full for a while")
-    tracking._down_until = time.monotonic() + 60
-    with _full_disk(_file_of(run)):
-        run.log(metrics={"loss": 1.0})
-        if by == "the next try":
-            run.end()
-    run.end() if by == "the next record" else run.send_waiting()
-    _next_process(settings, run)
-    ended = _client(settings).get_run(run.run_id)
-    assert (ended.info.status, ended.data.metrics) == ("FINISHED", {"loss": 1.0})
-
-
-def test_what_mlflow_has_after_an_outage_is_in_no_file(settings: Settings) -> None:
-    """Neither that a run was created nor any metric is sent a second time."""
-    tracking = Tracking.from_settings(settings, "toy")
-    tracking._down_until = time.monotonic() + 60
-    run = tracking.start_run("created later")
-    for step in range(100):
-        run.log_lines([_line(step, loss=1.0)])
-    path = _file_of(run)
-    assert path.read_text().count("loss") == 100
-    tracking.flush()
-    assert path.read_text().count("\n") == 1 and "loss" not in path.read_text()
-    _next_process(settings, run)
-    killed = _client(settings).get_run(run.run_id)
-    assert (killed.info.status, killed.data.metrics) == ("KILLED", {"loss": 1.0})
-    assert len(tracking.search(_client(settings), run.tags)) == 1
-
-
-def test_a_run_that_a_user_has_deleted_is_not_created_again(settings: Settings) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("deleted")
-    _client(settings).delete_run(run.run_id)
-    _next_process(settings, run)
-    assert tracking.search(_client(settings), run.tags) == []
-
-
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_sent(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("left")
-    unreadable = _file_of(run).with_name("0.jsonl")
-    unreadable.mkdir()
-    try:
-        _next_process(settings, run)
-    finally:
-        unreadable.rmdir()
-    assert _client(settings).get_run(run.run_id).info.status == "KILLED"
-    assert [r for r in caplog.records if "0.jsonl" in r.message and "Is a directory" in r.message]
-
-
-def test_an_error_of_no_known_kind_holds_up_no_other_record(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("unknown error")
-    with monkeypatch.context() as patch:
-        patch.setattr(tracking._client, "log_batch", _fail)
-        with pytest.raises(RuntimeError, match="not foreseen"):
-            run.log(metrics={"lost": 1.0})
-        tracking._down_until = time.monotonic() + 60
-        run.log(metrics={"lost too": 1.0})
-        run.end()
-        tracking.flush()
-    assert not run.has_unsent
-    assert _client(settings).get_run(run.run_id).info.status == "FINISHED"
-    assert [r for r in caplog.records if "lacks a record" in r.message]
-
-
-def _fail(*_: Any, **__: Any) -> None:
-    raise RuntimeError("not foreseen")
-
-
-def test_an_artifact_that_is_refused_takes_no_other_with_it(
-    settings: Settings, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.exceptions import MlflowException
-
-    for number in range(12):
-        (tmp_path / f"a{number}").write_text("")
-    run = tracking.start_run("artifacts")
-    log, states = tracking._client.log_artifact, {"a3": "away", "a7": "refused"}
-
-    def log_or_fail(run_id: str, path: str, inner: str | None) -> None:
-        match states.get(Path(path).name):
-            case "away":
-                raise S3UploadFailedError("the bucket cannot be reached")
-            case "refused":
-                raise MlflowException("no such name", error_code=INVALID_PARAMETER_VALUE)
-        log(run_id, path, inner)
-
-    monkeypatch.setattr(tracking._client, "log_artifact", log_or_fail)
-    run.log_artifacts(tmp_path)
-    assert run.has_unsent
-    del states["a3"]
-    tracking.flush()
-    assert not run.has_unsent
-    names = {file.path for file in _client(settings).list_artifacts(run.run_id)}
-    assert names == {f"a{number}" for number in range(12)} - {"a7"}
-
-
-def test_a_line_in_pieces_is_cut_off_before_the_run_s_end_is_written(settings: Settings) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("torn")
-    path = _file_of(run)
-    first = path.read_bytes()
-    path.write_bytes(first + b'{"batch": {"met')
-    assert run._outbox._stream is not None
-    run._outbox._stream.close()
-    for _ in range(2):  # the first of the two dies before MLflow is back
-        (outbox,) = (box for box in take_over_files(path.parent) if box._path == path)
-        lines = path.read_bytes().splitlines(keepends=True)
-        assert lines[0] == first and len(lines) == 2
-        assert json.loads(lines[1])["end"] == "KILLED"
-        assert outbox._stream is not None
-        outbox._stream.close()
-    path.unlink()
-
-
-@pytest.mark.parametrize("disk_is_full", [False, True])
-def test_a_file_that_cannot_be_removed_ends_no_finished_run_as_killed(
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    disk_is_full: bool,
-) -> None:
-    tracking = Tracking.from_settings(settings, "toy")
-    run = tracking.start_run("cannot be removed")
-    path = _file_of(run)
-    if disk_is_full:  # nor does the file say that the run has ended
-        run._outbox._stream = FileIO("/dev/full", "w")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", _refuse_to_write)
-        run.end()
-    assert path.exists()
-    assert any(path.name in record.message for record in caplog.records)
-    _next_process(settings, run)
-    assert _client(settings).get_run(run.run_id).info.status == "FINISHED"
-
-
-def _refuse_to_write(*_: Any, **__: Any) -> None:
-    raise OSError(errno.EROFS, "the file system is read-only")
