@@ -224,7 +224,7 @@ ADVANTAGE_MODEL = StageSpec(
     reward.AdvantageModelConfig,
     "gpu",
     required=("policy", "preferences"),
-    optional=("pairs", "trunk", "data"),
+    optional=("pairs", "strength", "trunk", "data"),
     several=("behaviour",),
     makes="scorer",
     doc="An Advantage Model on raw pairs, or on relabelled `pairs`; `behaviour` wrote the answers.",
@@ -249,7 +249,7 @@ META_RM = StageSpec(
     reward.MetaRMConfig,
     "gpu",
     required=("scorer", "policy", "data", "preferences"),
-    optional=("pairs", "trunk"),
+    optional=("pairs", "strength", "trunk"),
     makes="scorer",
     doc="The scorer of the next round.",
 )

@@ -362,6 +362,17 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             f"{config.preferences.validation_share:g} and {config.preferences.test_share:g}: "
             "scorers and policies are measured on these pairs"
         )
+    for path, scorer in (
+        ("advantage_model", config.advantage_model),
+        ("rounds.meta_rm", config.rounds.meta_rm),
+    ):
+        if scorer.margin_by == "strength" and config.ensemble.votes[0] == "in_sample":
+            yield (
+                f"{path}.margin_by must be constant or label where the first of ensemble.votes is "
+                "in_sample, found strength: voters know by heart the pairs that they were trained "
+                "on, so that strength is no log-odds; allowed with it: cross_fitted first, or "
+                "embedding_models"
+            )
     base = config.sft.model.base
     if base is not None and config.ensemble.reward_models:
         yield (  # which has no turns that can be told

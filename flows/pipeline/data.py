@@ -5,7 +5,7 @@ from __future__ import annotations
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.arms import ARMS
-from trimtab.models.config.reward import TrunkCacheConfig
+from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, TrunkCacheConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.tasks.resources import ALL_CORES
 
@@ -99,6 +99,11 @@ def submit_trunk(run: Run, config: TrunkCacheConfig, policy: Future) -> Future:
         preferences=run["preferences"],
         resources=ALL_CORES,
     )
+
+
+def strength_for(run: Run, config: AdvantageModelConfig | MetaRMConfig) -> Future | None:
+    """The vote on the pairs, for a scorer whose bounds go by it."""
+    return run["strength"] if config.margin_by == "strength" else None
 
 
 def prompts_for(run: Run) -> Future | None:

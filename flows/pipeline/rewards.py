@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.flows.pipeline.data import prompts_for, trunk_for
+from trimtab.flows.pipeline.data import prompts_for, strength_for, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.tasks.resources import Resources, Slot
@@ -30,6 +30,7 @@ def train_scorers(run: Run) -> None:
         policy=run["sft"],
         preferences=run["preferences"],
         pairs=run["relabelled"],
+        strength=strength_for(run, config.advantage_model),
         trunk=trunk_for(run, config.advantage_model.train),
         behaviour=behaviour,
         data=prompts_for(run),
@@ -53,6 +54,7 @@ def train_meta_rm(run: Run, number: int, start: str, policy: str) -> None:
         data=run["data"],
         preferences=run["preferences"],
         pairs=run["relabelled"],
+        strength=strength_for(run, config),
         trunk=trunk_for(run, run.config.advantage_model.train, config.train),
         label=f"MetaRM round {number}",
         resources=run.all_cores,

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import Vote, with_changes
-from trimtab.flows.pipeline.data import prompts_for
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
@@ -22,11 +21,13 @@ from trimtab.flows.studies.steps import (
     add_comparison,
     add_meta_rm,
     add_outcome,
+    add_pairs_of_two_policies,
     add_policy,
     add_rehearsal,
     add_scorer,
     add_scorers,
     add_strength,
+    add_weighed,
     changed,
     ppo_without_rehearsal,
     set_kl,
@@ -36,9 +37,7 @@ from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, StrengthConfig
 from trimtab.models.specs import (
-    ADVANTAGE_MODEL,
     AI_LABELS,
-    COMPARISONS,
     FEATURES,
     JUDGE_PREFERENCES,
     PPO_MAX,
@@ -283,34 +282,14 @@ def rehearsal_criteria(run: Run) -> None:
 
 
 def two_behaviour_policies(run: Run) -> None:
-    """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
-    add_policy(run, "first", ppo_without_rehearsal(run), "scorer_raw")
-    both = [run["sft"], run["policy_first"]]
-    # At the temperature that likelihoods are taken at: ratios are of who wrote the answers.
-    plain = {"temperature": 1.0, "expert_temperature": 1.0}
-    run["preferences"] = run.submit(
-        COMPARISONS,
-        run.seeded(with_changes(run.config.comparisons, plain), 1),
-        data=run["data"],
-        policy=both,
-        label="comparisons of two policies",
-    )
+    """Four scorers of pairs that two policies wrote: a reward model, and the Advantage Model with
+    all ratios 1, with importance weights, and with those as they are printed."""
+    add_pairs_of_two_policies(run)
     config, label = run.seeded(run.config.reward_model), "reward model, two policies"
     add(run, "scorer_two", REWARD_MODEL, config, policy="policy_first", label=label)
-    # Ratios to pi_phi itself are 1: as many policies, at the same scale of scores.
-    unit = ["policy_first", "policy_first"]
-    weighing = with_changes(run.config.advantage_model, {"use_importance_weights": True})
-    for name, behaviour in (("unweighed", unit), ("weighed", ["sft", "policy_first"])):
-        add(
-            run,
-            f"scorer_{name}",
-            ADVANTAGE_MODEL,
-            run.seeded(weighing),
-            policy="policy_first",
-            behaviour=behaviour,
-            data=prompts_for(run),
-            label=f"Advantage Model {name}",
-        )
+    for name, (changes, behaviour) in variants.IMPORTANCE_WEIGHTS.items():
+        weighing = with_changes(run.config.advantage_model, changes)
+        add_weighed(run, f"scorer_{name}", weighing, behaviour, f"Advantage Model {name}")
 
 
 def judges(run: Run) -> None:

@@ -4,13 +4,19 @@ that several exhibits need is found in the store by its key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import with_changes
-from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
+from trimtab.flows.pipeline.data import (
+    cache_trunk,
+    prepare,
+    prompts_for,
+    strength_for,
+    trunk_for,
+)
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.pipeline.run import Run
@@ -18,6 +24,7 @@ from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, RelabelConfig
 from trimtab.models.specs import (
     ADVANTAGE_MODEL,
+    COMPARISONS,
     HEAD_TO_HEAD,
     META_RM,
     PPO_MAX,
@@ -104,8 +111,41 @@ def add_advantage_model(
         run.seeded(config),
         policy="sft",
         pairs=pairs,
+        strength=strength_for(run, config),
         trunk=trunk_for(run, config.train),
         behaviour=["sft"] if config.use_importance_weights else None,
+        data=prompts_for(run),
+        label=label,
+    )
+
+
+def add_pairs_of_two_policies(run: Run) -> None:
+    """`preferences` that SFT and `policy_first`, a policy of PPO on `scorer_raw`, wrote half each,
+    sampled at the temperature that likelihoods are taken at: ratios are of who wrote the answers.
+    """
+    add_policy(run, "first", ppo_without_rehearsal(run), "scorer_raw")
+    plain = {"temperature": 1.0, "expert_temperature": 1.0}
+    run["preferences"] = run.submit(
+        COMPARISONS,
+        run.seeded(with_changes(run.config.comparisons, plain), 1),
+        data=run["data"],
+        policy=[run["sft"], run["policy_first"]],
+        label="comparisons of two policies",
+    )
+
+
+def add_weighed(
+    run: Run, role: str, config: AdvantageModelConfig, behaviour: Sequence[str], label: str
+) -> None:
+    """An Advantage Model of the pairs of two policies, pi_phi being `policy_first`; `behaviour`:
+    the roles that are taken for those who wrote them."""
+    add(
+        run,
+        role,
+        ADVANTAGE_MODEL,
+        run.seeded(config),
+        policy="policy_first",
+        behaviour=[*behaviour],
         data=prompts_for(run),
         label=label,
     )
@@ -130,6 +170,7 @@ def add_meta_rm(
         scorer="scorer_raw",
         policy=policy,
         pairs="pairs_raw",
+        strength=strength_for(run, config),
         trunk=trunk_for(run, run.config.reward_model.train, config.train),
         label=label,
         resources=run.all_cores,

@@ -18,14 +18,15 @@ from trimtab.flows.pipeline.policies import measure, train_policies, train_polic
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
-    add_advantage_model,
     add_both_scorers,
     add_comparison,
     add_meta_rm,
+    add_pairs_of_two_policies,
     add_policy,
     add_rehearsal,
     add_scorer,
     add_strength,
+    add_weighed,
     changed,
 )
 from trimtab.models.config.arms import Arm
@@ -91,6 +92,8 @@ def sweep(run: Run, varied: str) -> None:
     add_strength(run)
     if "reward model" not in constant.trains:
         add_both_scorers(run)
+    if constant.trains == "Advantage Model":
+        add_pairs_of_two_policies(run)
     for value, ending, swept in swept_runs(run, constant):
         name, config = f"{varied.replace('-', '_')}_{ending}", swept.config
         scorer = f"scorer_{name}"
@@ -100,10 +103,8 @@ def sweep(run: Run, varied: str) -> None:
             case "reward model, labels as given":
                 add_scorer(swept, name)
             case "Advantage Model":
-                # N counts where it weighs by who wrote the comparisons.
-                weighing = with_changes(config.advantage_model, {"use_importance_weights": True})
                 label = f"Advantage Model, N = {value:g}"
-                add_advantage_model(swept, scorer, weighing, "pairs_raw", label)
+                add_weighed(swept, scorer, config.advantage_model, ["sft", "policy_first"], label)
             case "MetaRM":
                 add_meta_rm(swept, scorer, config.rounds.meta_rm, "sft", f"MetaRM, step {value:g}")
             case "policy":

@@ -205,6 +205,14 @@ class EmbeddingModelConfig(EncoderConfig):
             )
 
 
+MarginBy = Literal["constant", "label", "strength"]
+OF_MARGIN_BY = (
+    "What m(x) is: margin; or 3/2 of the log-odds that the pair's label is right, within plus or "
+    "minus margin, so that scores are calibrated: by the label's probability (soft labels), or by "
+    "the strength (of voters that never saw the pair)"
+)
+
+
 class ContrastiveConfig(StageConfig):
     """A contrastive term added to the ranking loss, on two dropout masks of an answer [RM 3.1]."""
 
@@ -330,12 +338,17 @@ class AdvantageModelConfig(PairLossConfig):
 
     margin: Positive = 2.5
     """m, bound of advantage scores [AM: 2.5]"""
-    num_policies: Positive = 4.0
-    """N of [AM eq. 8], the number of policies, above that of behaviour policies, K; advantages have
-    the scale 1 - K / N (free)"""
+    margin_by: MarginBy = Field("constant", description=OF_MARGIN_BY)
+    num_policies: Positive = 8.0
+    """N of [AM eq. 8], the number of policies, above the sum of a response's importance weights
+    over the behaviour policies (free)"""
     use_importance_weights: bool = False
     """Weigh answers by the likelihood ratios of the policy to the K behaviour policies, which wrote
     them [AM eq. 8]"""
+    importance_baseline: Literal["other", "itself"] = "other"
+    """The weighted sample of an answer's expected reward: the pair's other answer, with
+    self-normalised weights, so that scores are r - e in training and in use; or the answer itself,
+    as printed [AM eq. 8], with scores on the scale 1 - K / N"""
     log_ratio_clip: Positive = 2.0
     """Clip of the log importance ratio (free)"""
     expected_reward: ExpectedRewardConfig | None = None
@@ -376,6 +389,7 @@ class MetaRMConfig(SamplerConfig):
     """Longest response in tokens"""
     margin: Positive = 2.5
     """Bound m when the scorer is an Advantage Model"""
+    margin_by: MarginBy = Field("constant", description=OF_MARGIN_BY)
 
     def _problems(self) -> Iterator[str]:
         if self.keep_ascent and self.train.lora is not None:

@@ -7,11 +7,18 @@ Deviations
    exp of a log-ratio clipped to [-log_ratio_clip, log_ratio_clip]. How often the clip binds is a
    metric. Normalising the log-ratio by length, if wanted, is the caller's.
 2. The log-ratios are data: no gradient flows into the policies.
-3. m(x) is a constant, as in the paper's experiments [AM footnote 3].
-4. [AM eq. 6] knows certain labels. With a soft label p the loss is its expectation over which
+3. As printed, [AM eq. 8] takes r(x, y) itself for the sample of each policy's expected reward. So r
+   has the coefficient 1 - sum_k ratio_k / N, which turns negative where the ratios are large, and
+   whoever scores an answer without its ratios has another score than was trained.
+   `leave_one_out_advantages` takes the pair's other response, with self-normalised weights: an
+   estimate of the same expectation, which leaves r - e as the one score.
+4. m(x) is a constant in the paper's experiments; how to choose it is left open [AM footnote 3].
+   With a constant the optimum is not calibrated: m = 2.5 turns a probability of .9 into .783.
+   `calibrated_margin` is the m(x) whose optimum is.
+5. [AM eq. 6] knows certain labels. With a soft label p the loss is its expectation over which
    response is the better one: p times that of the pair, 1 - p times that of the swapped pair,
    bounds included. A ranking margin changes the ranking part only.
-5. [AM eq. 7] is an identity that defines e; as a loss it is a squared error on the mean reward of
+6. [AM eq. 7] is an identity that defines e; as a loss it is a squared error on the mean reward of
    samples from the current policy.
 """
 
@@ -62,7 +69,7 @@ def advantage_scores(
         )
     if log_ratios is None or num_others == 0:
         return rewards - expected, {"log_ratio_clip_fraction": rewards.new_zeros(())}
-    _check_clip(log_ratio_clip, rewards.dtype)
+    _check_clip("advantage_scores", log_ratio_clip, rewards.dtype)
     log_ratios = log_ratios.detach()
     ratios = log_ratios.clamp(-log_ratio_clip, log_ratio_clip).exp()
     scale = advantage_scale(num_policies, num_others)
@@ -76,11 +83,82 @@ def advantage_scale(num_policies: float, num_others: int) -> float:
     return (num_policies - num_others) / num_policies
 
 
+def mixture_weights(log_ratios: Tensor, log_ratio_clip: float) -> Tensor:
+    """Self-normalised importance weights of responses that K policies wrote in equal parts.
+
+    w_i = K / sum_k exp(-clip(log_ratio_ik)), pi over the mixture of the pi'_k, divided by its mean
+    over the responses (the balance heuristic of Veach and Guibas 1995).
+
+    log_ratios: (N, K), log pi(y|x) - log pi'_k(y|x), nats, K >= 1. log_ratio_clip: positive, nats.
+    Returns (N,), positive, of mean 1, without a gradient.
+    Raises ShapeError for other shapes, ValueError for a clip out of range.
+    """
+    require_shape("mixture_weights", 2, log_ratios=log_ratios)
+    require_floating("mixture_weights", log_ratios=log_ratios)
+    _check_clip("mixture_weights", log_ratio_clip, log_ratios.dtype)
+    clipped = log_ratios.detach().clamp(-log_ratio_clip, log_ratio_clip)
+    weights = clipped.neg().exp().mean(1).reciprocal()
+    return weights / weights.mean()
+
+
+def leave_one_out_advantages(
+    rewards: Tensor, expected: Tensor, weight_sums: Tensor, num_policies: float
+) -> Tensor:
+    """[AM eq. 8] with each response's baseline estimated from the pair's other response j.
+
+    a_i = r_i - (1 - W_j / N) e - W_j / N r_j. At weights of 1, W = K, the coefficient of e is the
+    printed (N - K) / N. The baseline is no function of y_i, and r_j is held fixed in it, as in
+    leave-one-out baselines of REINFORCE [Kool et al. 2019].
+
+    rewards, expected: (B, 2), r and e of both responses of a pair, logits.
+    weight_sums: (B, 2), W = K times `mixture_weights`, each below N (`require_enough_policies`).
+    Returns (B, 2), logits. Raises ShapeError for other shapes.
+    """
+    require_shape(
+        "leave_one_out_advantages", 2, rewards=rewards, expected=expected, weight_sums=weight_sums
+    )
+    share = weight_sums.flip(1) / num_policies
+    return rewards - (1 - share) * expected - share * rewards.detach().flip(1)
+
+
+def require_enough_policies(weight_sums: Tensor, num_policies: float) -> None:
+    """Raise ValueError unless N is above every sum of weights over the K policies.
+
+    At or above N the baseline has more than the whole weight, or, as [AM eq. 8] is printed, the
+    coefficient of r is no longer positive and the order of responses turns round.
+    """
+    largest = float(weight_sums.max())
+    if not num_policies > largest:
+        raise ValueError(
+            f"num_policies must be above the largest sum of importance weights, {largest:.3g}, "
+            f"found {num_policies:g}: raise it, or lower log_ratio_clip"
+        )
+
+
+def calibrated_margin(log_odds: Tensor, largest: float) -> Tensor:
+    """The m(x) under which [AM eq. 6] is least where sigmoid(a_c - a_r) is the label's probability.
+
+    For a certain label eq. 6 is least at a_c = -a_r = m / 3: there the slope of its ranking part,
+    sigmoid(-2m/3), is that of each bound. So m(x) = 3/2 l for a label whose log-odds of being right
+    are l, negative for one that is rather wrong; the same pair labelled the other way has -m(x)
+    and the same optimum, and so has every mixture of the two.
+
+    log_odds: (N,), logits, infinite for a certain label. largest: positive, bound of |m|, logits.
+    Returns m(x) (N,), logits. Raises ShapeError for other shapes, ValueError for the bound.
+    """
+    require_shape("calibrated_margin", 1, log_odds=log_odds)
+    require_floating("calibrated_margin", log_odds=log_odds)
+    if not 0 < largest < math.inf:
+        raise ValueError(f"calibrated_margin: largest must be positive, found {largest}")
+    return (1.5 * log_odds).clamp(-largest, largest)
+
+
 def advantage_loss(
     chosen_adv: Tensor,
     rejected_adv: Tensor,
     *,
-    margin: float = 2.5,
+    margin: float | Tensor = 2.5,
+    bounded: tuple[Tensor, Tensor] | None = None,
     label_chosen: Tensor | None = None,
     ranking_margin: Tensor | None = None,
     weight: Tensor | None = None,
@@ -89,7 +167,9 @@ def advantage_loss(
 
     L = -[log sigmoid(a_c - a_r) + log sigmoid(m - a_c) + log sigmoid(m + a_r)].
 
-    chosen_adv, rejected_adv: (B,), advantage scores, logits. margin: m, logits, the paper's 2.5.
+    chosen_adv, rejected_adv: (B,), advantage scores, logits. margin: m, logits, the paper's 2.5; or
+    m(x) (B,) of pairs in the order given, finite, whose negative holds for the swapped pair.
+    bounded: the advantages, (B,) each, that the bounds hold, if others than those that are ranked.
     label_chosen: (B,), probability that chosen is better, None = 1; ranking_margin: (B,), logits,
     None = 0, reaches the ranking part only. weight: (B,), not negative, None = 1.
     Returns the loss (scalar, nats) and detached metrics: `ranking_loss` and `bounding_loss`
@@ -106,21 +186,24 @@ def advantage_loss(
         ranking_margin=ranking_margin,
         weight=weight,
     )
-    if not math.isfinite(margin):
+    better, worse = bounded or (chosen_adv, rejected_adv)
+    if isinstance(margin, Tensor):
+        require_shape("advantage_loss", 1, margin=margin, better=better, worse=worse)
+    elif not math.isfinite(margin):
         raise ValueError(f"advantage_loss: margin must be finite, found {margin}")
     ranking, metrics = ranking_loss(
         chosen_adv, rejected_adv, label_chosen=label_chosen, margin=ranking_margin, weight=weight
     )
-    bounds = _bounds(chosen_adv, rejected_adv, margin)
+    bounds = _bounds(better, worse, margin)
     if label_chosen is not None:
-        swapped = _bounds(rejected_adv, chosen_adv, margin)
+        swapped = _bounds(worse, better, -margin if isinstance(margin, Tensor) else margin)
         bounds = label_chosen * bounds + (1 - label_chosen) * swapped
     bounding = weighted_mean(bounds, weight)
     parts = {"ranking_loss": ranking.detach(), "bounding_loss": bounding.detach()}
     return ranking + bounding, parts | metrics
 
 
-def _bounds(better: Tensor, worse: Tensor, margin: float) -> Tensor:
+def _bounds(better: Tensor, worse: Tensor, margin: float | Tensor) -> Tensor:
     return -(F.logsigmoid(margin - better) + F.logsigmoid(margin + worse))
 
 
@@ -148,11 +231,11 @@ def expected_reward_loss(
     }
 
 
-def _check_clip(log_ratio_clip: float, dtype: torch.dtype) -> None:
+def _check_clip(name: str, log_ratio_clip: float, dtype: torch.dtype) -> None:
     """Raise ValueError unless the clip is positive and its exponential finite in `dtype`."""
     largest = math.log(torch.finfo(dtype).max)
     if not 0 < log_ratio_clip < largest:
         raise ValueError(
-            f"advantage_scores: log_ratio_clip must be in (0, {largest:.1f}) nats for {dtype}, "
+            f"{name}: log_ratio_clip must be in (0, {largest:.1f}) nats for {dtype}, "
             f"found {log_ratio_clip}"
         )

@@ -3,9 +3,11 @@
 Deviations from the paper:
 1. The importance ratio pi_phi(y|x) / pi'(y|x) is the length-normalised one: per-sequence ratios
    overflow for all but the shortest answers (methods: log space, clipped, binding share logged).
-2. Used as a reward, the model answers (N - K) / N (r(x, y) - e(x)), the advantage at ratios of 1:
-   the ratios describe how the comparisons were sampled, and nothing is known of them for other
-   answers. The scale stands in the model's configuration.
+2. An answer is weighed against the pair's other answer, so that r(x, y) - e(x) is ranked in
+   training and answered in use. With `importance_baseline` "itself", as [AM eq. 8] is printed, the
+   model answers (N - K) / N (r(x, y) - e(x)), the advantage at ratios of 1: the ratios describe how
+   the comparisons were sampled, and nothing is known of them for other answers. The scale stands in
+   the model's configuration.
 
 [AM eq. 8] sums over all K policies, whichever of them wrote a response.
 """
@@ -18,19 +20,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models.config.reward import AdvantageModelConfig
+from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig
 from trimtab.models.functional.advantage import (
     advantage_loss,
     advantage_scale,
     advantage_scores,
+    calibrated_margin,
     expected_reward_loss,
+    leave_one_out_advantages,
+    mixture_weights,
+    require_enough_policies,
 )
 from trimtab.models.functional.masked import masked_mean
+from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import (
     add_category_heads,
@@ -49,6 +57,7 @@ from trimtab.models.nets.scoring import (
 )
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
+from trimtab.models.statistics.calibration import likeliest_temperature
 from trimtab.models.training import distributed, signals
 from trimtab.models.training.category_gate import categories_of, fit_gate
 from trimtab.models.training.data import Pairs, context_length
@@ -66,20 +75,20 @@ _LEARNED = "learned_expected_reward"  # in a model's config.json
 
 
 def run(config: AdvantageModelConfig, stage: Stage) -> None:
-    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`, `data`.
+    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `strength`, `behaviour` (pi'),
+    `trunk`, `data`.
 
-    The last four are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
+    The last five are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
     has the prompts of `expected_reward`. Output: model/, scores.jsonl; with
     `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
     policy = stage.inputs["policy"] / "model"
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed, has_expected=True)
     pairs = stage.training_pairs(model, tokenizer)
-    log_ratios = None
-    if config.use_importance_weights:
-        log_ratios = _log_ratios(config, stage, pairs)
-        scale = advantage_scale(config.num_policies, log_ratios.shape[-1])
-        setattr(model.config, ADVANTAGE_SCALE, scale)
+    importance = _importance(config, stage, pairs) if config.use_importance_weights else None
+    if importance is not None:
+        setattr(model.config, ADVANTAGE_SCALE, importance.scale)
+    margins = margins_of(config, stage, pairs)
 
     if config.category_heads:
         add_category_heads(model, categories_of(pairs), config.seed)
@@ -94,7 +103,7 @@ def run(config: AdvantageModelConfig, stage: Stage) -> None:
                 model,
                 config.imitation_coef,
                 config.contrastive,
-                compare=partial(advantage_of_pairs, config, log_ratios),
+                compare=partial(advantage_of_pairs, config, margins, importance),
             ),
             config.train,
             seed=config.seed,
@@ -115,42 +124,109 @@ def run(config: AdvantageModelConfig, stage: Stage) -> None:
     summary |= accuracy | agreement
     summary["num_trained_pairs"] = len(pairs.rows)
     summary["num_category_heads"] = len(category_heads(model))
-    if log_ratios is not None:  # of the behaviour policy that differs most
+    if importance is not None:  # of the behaviour policy that differs most
+        log_ratios = importance.log_ratios
         summary["mean_absolute_log_ratio"] = float(log_ratios.abs().mean((0, 1)).max())
+        summary["largest_weight_sum"] = float(importance.weight_sums.max())
     stage.write_summary(summary)
+
+
+class Importance(NamedTuple):
+    """How likely the policy is to write what K behaviour policies wrote, of P pairs.
+
+    log_ratios: (P, 2, K), nats, of the preferred response and the other. weight_sums: (P, 2), over
+    the K policies. scale: of the scores in use.
+    """
+
+    log_ratios: Tensor
+    weight_sums: Tensor
+    scale: float
 
 
 def advantage_of_pairs(
     config: AdvantageModelConfig,
-    log_ratios: Tensor | None,
+    margins: Tensor | None,
+    importance: Importance | None,
     rewards: Tensor,
     expected: Tensor | None,
     compared: ComparedPairs,
 ) -> tuple[Tensor, Metrics]:
     """The Advantage Model's loss of compared pairs [AM eq. 6].
 
-    rewards, expected: (R,) of all responses of a batch. log_ratios: (N, 2, K) of all pairs, of the
-    preferred response and the other; None: no importance weights.
+    rewards, expected: (R,) of all responses of a batch. margins: (P,) m(x) of all pairs; None: m.
+    importance: of all pairs; None: no importance weights.
     """
     assert expected is not None
     responses = torch.stack([compared.better, compared.worse], dim=1).flatten()
-    advantages, weight_metrics = advantage_scores(
-        rewards[responses],
-        expected[responses],
-        None if log_ratios is None else log_ratios[compared.number].flatten(0, 1),
-        config.num_policies,
-        config.log_ratio_clip,
+    scores, bounded, weight_metrics = _advantages(
+        config, importance, rewards[responses], expected[responses], compared.number
     )
-    chosen, rejected = advantages.view(-1, 2).unbind(1)
+    chosen, rejected = scores.view(-1, 2).unbind(1)
+    better, worse = bounded.view(-1, 2).unbind(1)
     loss, metrics = advantage_loss(
         chosen,
         rejected,
-        margin=config.margin,
+        margin=config.margin if margins is None else margins[compared.number],
+        bounded=(better, worse),
         label_chosen=compared.label,
         ranking_margin=compared.margin,
         weight=compared.weight,
     )
     return loss, {**metrics, **weight_metrics}
+
+
+def _advantages(
+    config: AdvantageModelConfig,
+    importance: Importance | None,
+    rewards: Tensor,
+    expected: Tensor,
+    number: Tensor,
+) -> tuple[Tensor, Tensor, Metrics]:
+    """The scores that are ranked and those that the bounds hold, of both responses of B pairs.
+
+    rewards, expected, and both results: (2B,), pair by pair. number: (B,) of all pairs.
+    """
+    if importance is None or config.importance_baseline == "itself":
+        scores, metrics = advantage_scores(
+            rewards,
+            expected,
+            None if importance is None else importance.log_ratios[number].flatten(0, 1),
+            config.num_policies,
+            config.log_ratio_clip,
+        )
+        return scores, scores, metrics
+    bounded = leave_one_out_advantages(
+        rewards.view(-1, 2),
+        expected.view(-1, 2),
+        importance.weight_sums[number],
+        config.num_policies,
+    )
+    is_clipped = importance.log_ratios[number].abs() > config.log_ratio_clip
+    share = is_clipped.to(rewards.dtype).mean()
+    return rewards - expected, bounded.flatten(), {"log_ratio_clip_fraction": share}
+
+
+def margins_of(
+    config: AdvantageModelConfig | MetaRMConfig, stage: Stage, pairs: Pairs
+) -> Tensor | None:
+    """m(x) (P,) of the pairs, on the device; None where it is constant.
+
+    The strength's log-odds are those of the temperature under which it makes the training labels
+    likeliest. Raises ValueError where it is asked for and the input `strength` is missing.
+    """
+    if config.margin_by == "constant":
+        return None
+    if config.margin_by == "label":
+        return move_to_device(calibrated_margin(pairs.label.logit(), config.margin))
+    if "strength" not in stage.inputs:
+        raise ValueError("margin_by=strength needs the input `strength`, the vote on the pairs")
+    votes = stage.rows("strength", "strength.jsonl")
+    by_id = {row["id"]: row["strength_mean"] for row in votes if row["split"] == "train"}
+    log_odds = torch.tensor([by_id[name] for name in pairs.identifiers], dtype=torch.float64)
+    log_odds /= likeliest_temperature(torch.tensor([*by_id.values()], dtype=torch.float64))
+    is_flipped = torch.tensor([bool(record.get("is_flipped")) for record in pairs.records])
+    log_odds = torch.where(is_flipped, -log_odds, log_odds).float()
+    return move_to_device(calibrated_margin(log_odds, config.margin))
 
 
 @dataclass(frozen=True)
@@ -332,6 +408,19 @@ def _log_ratios(config: AdvantageModelConfig, stage: Stage, pairs: Pairs) -> Ten
         )
     current = _mean_logprobs(stage.inputs["policy"], pairs)
     return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)
+
+
+def _importance(config: AdvantageModelConfig, stage: Stage, pairs: Pairs) -> Importance:
+    """The importance of the pairs; ValueError where `num_policies` is too small for it."""
+    log_ratios, clip = _log_ratios(config, stage, pairs), config.log_ratio_clip
+    count, scale = log_ratios.shape[-1], 1.0
+    if config.importance_baseline == "other":
+        sums = count * mixture_weights(log_ratios.flatten(0, 1), clip).view(-1, 2)
+    else:
+        sums = log_ratios.clamp(-clip, clip).exp().sum(-1)
+        scale = advantage_scale(config.num_policies, count)
+    require_enough_policies(sums, config.num_policies)
+    return Importance(log_ratios, sums, scale)
 
 
 def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:

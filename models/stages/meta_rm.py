@@ -30,7 +30,11 @@ from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.pretrained import load_config
 from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
-from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
+from trimtab.models.stages.advantage_model import (
+    learned_expected_reward,
+    margins_of,
+    refit_expected_reward,
+)
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches
@@ -55,9 +59,10 @@ EPSILON = 1e-12  # of a gradient's norm: answers that are all alike have none
 
 
 def run(config: MetaRMConfig, stage: Stage) -> None:
-    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `trunk`.
+    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `strength`,
+    `trunk`.
 
-    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
+    The last three are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
     spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the mean difference
     of its answers' scores before and after).
     """
@@ -77,7 +82,7 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     summary = fit(
         model,
         TrainingRows(pairs.rows, pairs.weight, arguments=pair_batches_of(pairs).compared),
-        _pair_loss(model, config.margin),
+        _pair_loss(model, config, margins_of(config, stage, pairs)),
         config.train,
         seed=config.seed,
         workdir=stage.workdir,
@@ -153,8 +158,11 @@ class MetaAscent:
         return difference_objective(scores.view(len(batch.lengths), -1))
 
 
-def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
-    """Ranking loss, for an Advantage Model with bounds (`margin`); importance ratios are all 1."""
+def _pair_loss(
+    model: PreTrainedModel, config: MetaRMConfig, margins: Tensor | None
+) -> LossFunction:
+    """Ranking loss, for an Advantage Model with bounds, m(x) (P,) of all pairs where they have
+    one; importance ratios are all 1."""
     if not is_advantage_model(model):
         return reward_loss(model)
 
@@ -165,7 +173,7 @@ def _pair_loss(model: PreTrainedModel, margin: float) -> LossFunction:
         return advantage_loss(
             scores.index_select(0, compared.better),
             scores.index_select(0, compared.worse),
-            margin=margin,
+            margin=config.margin if margins is None else margins[compared.number],
             label_chosen=compared.label,
             ranking_margin=compared.margin,
             weight=compared.weight,

@@ -14,9 +14,12 @@ Deviations
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from trimtab.models.functional.checks import require_floating, require_mask, require_shape
@@ -36,6 +39,15 @@ def pair_confidence(score_gap: Tensor) -> tuple[Tensor, Tensor]:
     require_shape("pair_confidence", 1, score_gap=score_gap)
     require_floating("pair_confidence", score_gap=score_gap)
     return torch.sigmoid(score_gap.abs()), score_gap > 0
+
+
+def likeliest_temperature(gap: Tensor) -> float:
+    """T that makes labels likeliest by sigmoid(gap / T) [ECE section 4.2]; gap (N,), logits."""
+
+    def loss(log_temperature: float) -> float:
+        return float(-F.logsigmoid(gap / math.exp(log_temperature)).mean())
+
+    return math.exp(minimize_scalar(loss, bounds=(-7, 7), method="bounded").x)
 
 
 def calibration_curve(

@@ -6,12 +6,9 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from trimtab.models.reporting.kit.names import capitalised
@@ -22,7 +19,12 @@ from trimtab.models.reporting.run.scorers import (
     ratio_of,
     spread_of,
 )
-from trimtab.models.statistics.calibration import auroc, calibration_curve, pair_confidence
+from trimtab.models.statistics.calibration import (
+    auroc,
+    calibration_curve,
+    likeliest_temperature,
+    pair_confidence,
+)
 from trimtab.models.studies import variants
 from trimtab.models.studies.frontier import LEAST_SHARED_KL, loses_less
 from trimtab.models.studies.measures import (
@@ -58,7 +60,13 @@ ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, ri
 UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
-WEIGHED = {REWARD: "scorer_two", UNIT_WEIGHTS: "scorer_unweighed", WEIGHTS: "scorer_weighed"}
+PRINTED = "Advantage Model, importance weights as printed"
+WEIGHED = {
+    REWARD: "scorer_two",
+    UNIT_WEIGHTS: "scorer_unweighed",
+    WEIGHTS: "scorer_weighed",
+    PRINTED: "scorer_printed",
+}
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
@@ -375,15 +383,6 @@ def _calibrated(run: SeedRun, role: str, gap: Tensor) -> dict[str, float]:
     }
 
 
-def likeliest_temperature(gap: Tensor) -> float:
-    """T that makes labels likeliest by sigmoid(gap / T) [Guo et al. 2017]; gap (N,), logits."""
-
-    def loss(log_temperature: float) -> float:
-        return float(-F.logsigmoid(gap / math.exp(log_temperature)).mean())
-
-    return math.exp(minimize_scalar(loss, bounds=(-7, 7), method="bounded").x)
-
-
 @exhibit(
     arms="rehearsal_by_kl",
     claim="Rehearsal loses less of the forget set, at equal KL too, and selection is why",
@@ -467,8 +466,9 @@ def rehearsal_criteria(run: SeedRun) -> SeedResult:
 def importance_weights(run: SeedRun) -> SeedResult:
     """Calibration on pairs of two policies, with importance weights and without.
 
-    SFT and a policy of PPO, which is pi_phi, wrote half of the pairs each. Without weights the
-    ratios are 1 and the scale of scores, (N - K) / N, is the same.
+    SFT and a policy of PPO, which is pi_phi, wrote half of the pairs each. An answer is weighed
+    against the pair's other answer; the control has all ratios 1. As equation 8 is printed, it is
+    weighed against itself, and the model is trained with ratios that no score in use has.
     """
     table: Rows = {}
     by_writer: Rows = {}
@@ -485,13 +485,14 @@ def importance_weights(run: SeedRun) -> SeedResult:
             error = ece(scored.gap[is_written], "width")
             table[label][f"{ECE_GIVEN}, {pairs}"] = error
             by_writer.setdefault(pairs, {})[label] = error
-    _, without, ours = table.values()
+    _, without, ours, _ = table.values()
     ratio = float(run.document("scorer_weighed", "summary.json")["mean_absolute_log_ratio"])
     ours["mean log-ratio to SFT, nats a token, absolute"] = ratio
     of_all = by_writer["all pairs"]
     checks = {
         "the two policies differ by a tenth of a nat a token": ratio > 0.1,
         "with weights it is better calibrated": of_all[WEIGHTS] < of_all[UNIT_WEIGHTS],
+        "so it is than with weights as printed": of_all[WEIGHTS] < of_all[PRINTED],
         "with weights it is no less accurate": accuracy_of(ours) >= accuracy_of(without),
     }
     title = "Calibration on pairs of two policies"

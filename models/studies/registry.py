@@ -135,8 +135,8 @@ _DECLARED = [
     for path in sorted(Path(__file__).parent.glob("*.py"))
     for declared in _declarations(path.read_text("utf-8"))
 ] + [
-    Exhibit("constants", name, constant.words, AS_GOOD_AS_ANY, "not published", "sweep", name)
-    for name, constant in CONSTANTS.items()
+    Exhibit("constants", key, c.words, AS_GOOD_AS_ANY, "not published", "sweep", key, c.in_world)
+    for key, c in CONSTANTS.items()
 ]
 EXHIBITS = tuple(declared for paper in TITLES for declared in _DECLARED if declared.paper == paper)
 

@@ -175,6 +175,15 @@ REHEARSALS = {
     "demonstrations": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
     "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
 }
+# [AM eq. 8] Changes of the Advantage Model, and the roles of who is taken to have written the pairs
+# of SFT and a policy of PPO: to pi_phi itself all ratios are 1. No sum of two weights reaches N.
+_WEIGHED = {"use_importance_weights": True, "num_policies": 16.0}
+_WRITERS = ("sft", "policy_first")
+IMPORTANCE_WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unweighed": (_WEIGHED, ("policy_first", "policy_first")),
+    "weighed": (_WEIGHED, _WRITERS),
+    "printed": (_WEIGHED | {"importance_baseline": "itself"}, _WRITERS),
+}
 # [AM 3.2] Other criteria by which examples of a cluster are kept; scores, at SFT's prompts.
 CRITERIA = {
     "demonstrations": Variant("highest score", {"criterion": "score"}),
@@ -197,6 +206,7 @@ class Constant:
     """A setting of a run that is swept: what it is, and its values beside the recipe's own.
 
     setting: its dotted path. trains: what is compared. changes: what else differs from the recipe.
+    in_world: as of an `Exhibit`.
     """
 
     words: str
@@ -206,6 +216,7 @@ class Constant:
         "reward model", "reward model, labels as given", "Advantage Model", "MetaRM", "policy"
     ] = "policy"
     changes: Mapping[str, Any] = field(default_factory=dict)
+    in_world: bool = False
 
 
 # Constants that no paper publishes, by the exhibit's name.
@@ -235,12 +246,14 @@ CONSTANTS = {
             }
         },
     ),
-    # Where SFT wrote all comparisons the ratios are 1, and of N = 1 nothing is left to learn.
+    # Of two policies' pairs, as ratios to SFT alone are 1; two weights add up to little above 4.
     "num-policies": Constant(
         "N of the Advantage Model's equation 8",
-        (2.0, 4.0, 8.0, 16.0),
+        (6.0, 8.0, 16.0, 32.0),
         "advantage_model.num_policies",
         "Advantage Model",
+        {"advantage_model": {"use_importance_weights": True}},
+        in_world=True,
     ),
     "num-clusters": Constant(
         "c, the clusters of selective rehearsal, as many examples in all",

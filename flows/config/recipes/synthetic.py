@@ -127,7 +127,11 @@ def papers() -> RunConfig:
         "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
         "reward_model": RewardModelConfig(**terms),
         "advantage_model": AdvantageModelConfig(
-            **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
+            **terms,
+            expected_reward=ExpectedRewardConfig(),
+            use_importance_weights=True,
+            importance_baseline="itself",
+            num_policies=4.0,
         ),
         "rehearsal": RehearsalConfig(),
         "ppo": ppo,

@@ -10,7 +10,11 @@ from trimtab.models.functional.advantage import (
     advantage_loss,
     advantage_scale,
     advantage_scores,
+    calibrated_margin,
     expected_reward_loss,
+    leave_one_out_advantages,
+    mixture_weights,
+    require_enough_policies,
 )
 from trimtab.models.functional.checks import ShapeError
 
@@ -110,6 +114,110 @@ def test_scores_refuse_bad_arguments() -> None:
     for clip in (0.0, 100.0):  # e^100 overflows float32
         with pytest.raises(ValueError, match=f"found {clip}"):
             advantage_scores(x, x, torch.zeros(3, 1), 4.0, clip)
+
+
+# mixture_weights, leave_one_out_advantages, require_enough_policies
+
+
+def test_mixture_weights_by_hand() -> None:
+    # pi / pi'_k is (2, 1) and (1/2, 2), the second of e^9 clipped to 2. Over the mixture of both:
+    # 2 / (1/2 + 1) = 4/3 and 2 / (2 + 1/2) = 4/5, of mean 16/15.
+    log_ratios = torch.tensor([[LOG2, 0.0], [-LOG2, 9.0]], dtype=F64)
+    weights = mixture_weights(log_ratios, log_ratio_clip=LOG2)
+    assert weights.tolist() == pytest.approx([1.25, 0.75], abs=1e-12)
+
+
+def test_mixture_weights_estimate_the_policys_expectation() -> None:
+    """Of 6 answers, enumerated: sum over the mixture of weight * value is the policy's mean."""
+    logits = torch.randn(3, 6, dtype=F64)
+    policy, *others = logits.log_softmax(1)
+    written = torch.stack(others).exp().mean(0)  # by both in equal parts
+    values = torch.randn(6, dtype=F64)
+    ratios = torch.stack([policy - other for other in others], dim=1)
+    times = torch.round(written * 1e6).long()
+    weights = mixture_weights(ratios.repeat_interleave(times, 0), 50.0)
+    mean = (weights * values.repeat_interleave(times)).mean()
+    assert float(mean) == pytest.approx(float((policy.exp() * values).sum()), abs=1e-4)
+    assert float(weights.mean()) == pytest.approx(1, abs=1e-12)
+
+
+def test_leave_one_out_by_hand() -> None:
+    # N = 4, K = 2, r = (3, -1), e = 2, W = (3, 1). The chosen's baseline: W of the other is 1,
+    # 3/4 * 2 + 1/4 * -1 = 1.25; the other's: 1/4 * 2 + 3/4 * 3 = 2.75.
+    rewards = torch.tensor([[3.0, -1.0]], dtype=F64, requires_grad=True)
+    expected = torch.full((1, 2), 2.0, dtype=F64, requires_grad=True)
+    sums = torch.tensor([[3.0, 1.0]], dtype=F64)
+    advantages = leave_one_out_advantages(rewards, expected, sums, 4.0)
+    assert advantages[0].tolist() == pytest.approx([1.75, -3.75], abs=1e-12)
+    advantages.sum().backward()
+    assert rewards.grad is not None and rewards.grad.tolist() == [[1.0, 1.0]]
+    assert expected.grad is not None and expected.grad.tolist() == [[-0.75, -0.25]]
+
+
+def test_leave_one_out_does_not_depend_on_where_rewards_begin() -> None:
+    rewards, expected = torch.randn(2, 5, 2, dtype=F64)
+    sums = 3 * torch.rand(5, 2, dtype=F64)
+    one = leave_one_out_advantages(rewards, expected, sums, 4.0)
+    other = leave_one_out_advantages(rewards + 7, expected + 7, sums, 4.0)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    # As N grows, it is r - e.
+    far = leave_one_out_advantages(rewards, expected, sums, 1e15)
+    torch.testing.assert_close(far, rewards - expected, rtol=0, atol=1e-12)
+
+
+def test_a_baseline_of_more_than_its_whole_weight_is_refused() -> None:
+    require_enough_policies(torch.tensor([[1.0, 3.99]]), 4.0)
+    for sums in (torch.tensor([[4.0, 1.0]]), torch.tensor([[1.0, 14.8]])):
+        with pytest.raises(ValueError, match=r"above the largest sum .*, found 4"):
+            require_enough_policies(sums, 4.0)
+
+
+def test_weights_refuse_bad_arguments() -> None:
+    with pytest.raises(ShapeError, match="mixture_weights"):
+        mixture_weights(torch.zeros(3), 1.0)
+    for clip in (0.0, 100.0):
+        with pytest.raises(ValueError, match=f"mixture_weights: .* found {clip}"):
+            mixture_weights(torch.zeros(3, 1), clip)
+    with pytest.raises(ShapeError, match="leave_one_out_advantages"):
+        leave_one_out_advantages(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1), 4.0)
+
+
+# calibrated_margin
+
+
+def least_gap(probability: float, margins: tuple[float, float]) -> float:
+    """The gap at which eq. 6 is least over both labels of a pair, each with its m(x)."""
+    gaps = torch.linspace(-8, 8, 160_001, dtype=F64)
+    loss = torch.zeros_like(gaps)
+    for share, gap, m in (
+        (probability, gaps, margins[0]),
+        (1 - probability, -gaps, margins[1]),
+    ):
+        better, worse = gap / 2, -gap / 2
+        sides = torch.stack([gap, m - better, m + worse])
+        loss -= share * torch.nn.functional.logsigmoid(sides).sum(0)
+    return float(gaps[loss.argmin()])
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.6, 0.75, 0.9, 0.97])
+def test_the_calibrated_margin_gives_the_labels_probability_back(probability: float) -> None:
+    log_odds = torch.tensor([probability, 1 - probability], dtype=F64).logit()
+    right, wrong = calibrated_margin(log_odds, 10.0).tolist()
+    gap = least_gap(probability, (right, wrong))
+    assert 1 / (1 + math.exp(-gap)) == pytest.approx(probability, abs=1e-4)
+
+
+def test_a_constant_margin_is_not_calibrated() -> None:
+    gap = least_gap(0.9, (2.5, 2.5))
+    assert 1 / (1 + math.exp(-gap)) == pytest.approx(0.783, abs=1e-3)
+
+
+def test_the_calibrated_margin_is_bounded() -> None:
+    log_odds = torch.tensor([math.inf, 1.0, -0.2, -9.0], dtype=F64)
+    assert calibrated_margin(log_odds, 2.5).tolist() == pytest.approx([2.5, 1.5, -0.3, -2.5])
+    for largest in (0.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"found {largest}"):
+            calibrated_margin(log_odds, largest)
 
 
 # advantage_loss
@@ -212,6 +320,31 @@ def test_loss_gradient() -> None:
     assert torch.autograd.gradcheck(loss, inputs)
     _, metrics = advantage_loss(inputs[0], inputs[1])
     assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_margins_of_pairs_hold_each_for_its_pair() -> None:
+    chosen, rejected = torch.randn(2, 6, dtype=F64)
+    margins, labels = torch.randn(6, dtype=F64), torch.rand(6, dtype=F64)
+    loss, _ = advantage_loss(chosen, rejected, margin=margins, label_chosen=labels)
+    slow = 0.0
+    for c, r, m, p in zip(chosen, rejected, margins.tolist(), labels.tolist(), strict=True):
+        given, swapped = (
+            advantage_loss(a[None], b[None], margin=bound)[0].item()
+            for a, b, bound in ((c, r, m), (r, c, -m))
+        )
+        slow += (p * given + (1 - p) * swapped) / 6
+    assert loss.item() == pytest.approx(slow, abs=1e-12)
+    with pytest.raises(ShapeError, match="advantage_loss"):
+        advantage_loss(chosen, rejected, margin=margins[:5])
+
+
+def test_what_is_bounded_may_differ_from_what_is_ranked() -> None:
+    chosen, rejected, better, worse = torch.randn(4, 5, dtype=F64)
+    _, parts = advantage_loss(chosen, rejected, bounded=(better, worse))
+    _, ranked = advantage_loss(chosen, rejected)
+    _, held = advantage_loss(better, worse)
+    assert parts["ranking_loss"].equal(ranked["ranking_loss"])
+    assert parts["bounding_loss"].equal(held["bounding_loss"])
 
 
 def test_loss_refuses_bad_arguments() -> None:

@@ -10,6 +10,7 @@ from trimtab.models.statistics.calibration import (
     Binning,
     calibration_curve,
     expected_calibration_error,
+    likeliest_temperature,
     pair_confidence,
 )
 
@@ -176,3 +177,9 @@ def test_pair_confidence_invariants_and_gradient() -> None:
 
 
 # auroc
+
+
+def test_the_likeliest_temperature_makes_confidence_the_share_that_is_right() -> None:
+    # Of equal gaps of 4 three in four are right: sigmoid(4 / T) = 3/4 at T = 4 / ln 3.
+    gap = torch.tensor([4.0, 4.0, 4.0, -4.0], dtype=torch.float64)
+    assert likeliest_temperature(gap) == pytest.approx(4 / math.log(3), rel=1e-3)

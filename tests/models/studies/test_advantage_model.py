@@ -19,7 +19,6 @@ from trimtab.models.studies.advantage_model import (
     figure_4,
     figure_5,
     importance_weights,
-    likeliest_temperature,
     rehearsal,
     rehearsal_criteria,
     table_2,
@@ -115,12 +114,6 @@ def test_table_2_counts_what_is_lost_of_the_forget_set(run: Run) -> None:
     assert not any(table_2(run(worse)).checks.values())
 
 
-def test_the_likeliest_temperature_makes_confidence_the_share_that_is_right() -> None:
-    # Of equal gaps of 4 three in four are right: sigmoid(4 / T) = 3/4 at T = 4 / ln 3.
-    gap = torch.tensor([4.0, 4.0, 4.0, -4.0], dtype=torch.float64)
-    assert likeliest_temperature(gap) == pytest.approx(4 / math.log(3), rel=1e-3)
-
-
 def _confident(gap: float, right: int) -> dict[str, Any]:
     """Of twenty test pairs so many are right, all of one gap; on validation three in four are."""
     rows = [score(f"e{n}", gap if n < right else -gap) for n in range(20)]
@@ -205,6 +198,7 @@ def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:
         "scorer_two": scored((sure, sure)),
         "scorer_unweighed": scored((calm, sure)),
         "scorer_weighed": scored((calm, calm)),
+        "scorer_printed": scored((sure, sure)),
     }
     reading = importance_weights(run(roles))
     assert all(reading.checks.values())
