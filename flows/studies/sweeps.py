@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from trimtab.flows.config.config import RunConfig, with_changes
+from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.paths import nested
 from trimtab.flows.pipeline.policies import measure, train_policies, train_policy
 from trimtab.flows.pipeline.rewards import train_scorers

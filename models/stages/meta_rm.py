@@ -62,9 +62,9 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `strength`,
     `trunk`.
 
-    The last three are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
-    spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the mean difference
-    of its answers' scores before and after).
+    The last three are optional. Output: model/ (same kind as the scorer that came in),
+    scores.jsonl, spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the
+    mean difference of its answers' scores before and after).
     """
     scorer = stage.inputs["scorer"] / "model"
     limit = context_length(load_config(scorer))

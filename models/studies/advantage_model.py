@@ -347,6 +347,60 @@ def calibration(run: SeedRun) -> SeedResult:
     return SeedResult(table, _where_overconfident(*rows.values()), plots)
 
 
+@exhibit(
+    arms="margins_on_few_pairs",
+    claim="With bounds by the pair's strength the Advantage Model is better calibrated than with a "
+    "constant, and no less accurate",
+    printed="m = 2.5; m(x) is left open",
+)
+def margin_by_strength(run: SeedRun) -> SeedResult:
+    """Calibration error on a thousand pairs with m constant and by the pair's strength.
+
+    The strength is the vote of reward models that were trained on the other half of the same pairs.
+    Controls: the reward model, and the reward model with the temperature that makes the validation
+    labels likeliest.
+    """
+    table: Rows = {}
+    by_name: dict[str, list[dict[str, float]]] = {}
+    for epochs in variants.MARGIN_EPOCHS:
+        plain = f"scorer_few_{epochs}"
+        gap = run.labelled_gaps(plain).gap
+        temperature = likeliest_temperature(run.validation_gap(plain))
+        rows = {
+            REWARD: _calibrated(run, plain, gap),
+            SCALED: _calibrated(run, plain, gap / temperature),
+        }
+        for name, variant in variants.MARGINS.items():
+            role = f"advantage_{name}_{epochs}"
+            rows[variant.label] = _calibrated(run, role, run.labelled_gaps(role).gap)
+        for name, row in rows.items():
+            table[f"{name}, {'1 epoch' if epochs == 1 else f'{epochs} epochs'}"] = row
+            by_name.setdefault(name, []).append(row)
+    _, scaled, constant, ours = by_name.values()
+
+    def is_less(others: Sequence[Mapping[str, float]]) -> bool:
+        return all(a[ECE_GIVEN] < b[ECE_GIVEN] for a, b in zip(ours, others, strict=True))
+
+    checks = {
+        "it is better calibrated than with a constant": is_less(constant),
+        "it is better calibrated than a scaled reward model": is_less(scaled),
+        "it is at most half a point less accurate than with a constant": all(
+            accuracy_of(a) >= accuracy_of(b) - MAX_POINTS_LOST
+            for a, b in zip(ours, constant, strict=True)
+        ),
+    }
+    plots = [
+        Plot(
+            f"{capitalised(column)} by bound",
+            "epochs on a thousand pairs",
+            column,
+            {name: line_at(variants.MARGIN_EPOCHS, rows, column) for name, rows in by_name.items()},
+        )
+        for column in (ECE_GIVEN, RIGHT if run.truth else GIVEN)
+    ]
+    return SeedResult(table, checks, plots)
+
+
 def _where_overconfident(
     theirs: Sequence[Mapping[str, float]],
     scaled: Sequence[Mapping[str, float]],

@@ -175,6 +175,12 @@ REHEARSALS = {
     "demonstrations": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
     "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
 }
+# [AM footnote 3] Bounds of the Advantage Model, and the epochs on few pairs.
+MARGINS = {
+    "constant": Variant("Advantage Model, m constant"),
+    "by_strength": Variant("Advantage Model, m(x) by strength", {"margin_by": "strength"}),
+}
+MARGIN_EPOCHS = (1, 4)
 # [AM eq. 8] Changes of the Advantage Model, and the roles of who is taken to have written the pairs
 # of SFT and a policy of PPO: to pi_phi itself all ratios are 1. No sum of two weights reaches N.
 _WEIGHED = {"use_importance_weights": True, "num_policies": 16.0}

@@ -37,7 +37,9 @@ def base(tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, world: Pat
 
 @pytest.fixture
 def config(smoke_config: Any) -> Any:
-    return smoke_config.advantage_model.model_copy(update={"use_importance_weights": True})
+    return smoke_config.advantage_model.model_copy(
+        update={"use_importance_weights": True, "num_policies": 4.0}
+    )
 
 
 def test_log_ratios_are_those_of_each_policy_by_itself(
@@ -97,9 +99,7 @@ def test_what_is_ranked_in_training_is_what_is_answered_in_use(
     gap -= expected[compared.better] - expected[compared.worse]
     in_use = ranking_loss(gap, torch.zeros(8))[0]
     for baseline, is_same in (("other", True), ("itself", False)):
-        weighing = config.model_copy(
-            update={"importance_baseline": baseline, "num_policies": 16.0}
-        )
+        weighing = config.model_copy(update={"importance_baseline": baseline, "num_policies": 16.0})
         importance = _importance(weighing, stage, pairs)
         _, metrics = advantage_of_pairs(weighing, None, importance, rewards, expected, compared)
         trained = metrics["ranking_loss"]

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from tests.models.studies.conftest import Run, pair, score
 from tests.models.studies.policies_by_hand import judged, policy
