@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import Vote, with_changes
-from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
@@ -42,7 +41,6 @@ from trimtab.models.specs import (
     FEATURES,
     JUDGE_PREFERENCES,
     PPO_MAX,
-    RELABEL,
     REWARD_MODEL,
     SFT,
     STRENGTH,
@@ -253,36 +251,16 @@ def epochs_on_few_pairs(run: Run) -> None:
 
 
 def margins_on_few_pairs(run: Run) -> None:
-    """Both scorers on a thousand pairs, and the Advantage Model with bounds by the vote of reward
-    models that were trained on the other half of these pairs."""
-    few = with_changes(AS_GIVEN, {"max_pairs": variants.FEW_PAIRS})
-    add_strength(run)
-    add(run, "pairs_few", RELABEL, few)
-    for index in range(run.config.ensemble.size):
-        member = run.seeded(run.config.ensemble.member, index + 1)
-        fold = {"fold": index % member.num_folds, "saves_model": False}
-        add(
-            run,
-            f"few_member_{index}",
-            REWARD_MODEL,
-            with_changes(member, fold),
-            policy="sft",
-            pairs="pairs_few",
-            trunk=trunk_for(run, member.train),
-            label=f"cross-fitted member {index}, few pairs",
-        )
-    members = [run[f"few_member_{index}"] for index in range(run.config.ensemble.size)]
-    vote, words = StrengthConfig(mode="cross_fitted"), "strength, few pairs"
-    run["strength_few"] = run.submit(STRENGTH, vote, member=members, label=words)
-    voted = replace(run, roles={**run.roles, "strength": run["strength_few"]})
+    """Both scorers on about a thousand pairs, most being held out, and the Advantage Model with
+    bounds by the vote of reward models that were trained on the other half of these pairs."""
+    run = changed(run, variants.MOST_HELD_OUT | {"ensemble": {"votes": ["cross_fitted"]}})
     for epochs in variants.MARGIN_EPOCHS:
         train = {"num_epochs": epochs}
-        add_scorer(run, f"few_{epochs}", few, train=train)
+        add_scorer(run, f"few_{epochs}", train=train)
         for name, variant in variants.MARGINS.items():
             config = with_changes(run.config.advantage_model, {"train": train, **variant.changes})
             role, label = f"advantage_{name}_{epochs}", f"{variant.label}, {epochs} epochs"
-            add_advantage_model(voted, role, config, "pairs_few", label)
-            run[role] = voted[role]
+            add_advantage_model(run, role, config, f"pairs_few_{epochs}", label)
 
 
 def rehearsal_by_kl(run: Run) -> None:

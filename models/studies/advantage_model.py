@@ -349,12 +349,13 @@ def calibration(run: SeedRun) -> SeedResult:
 
 @exhibit(
     arms="margins_on_few_pairs",
+    in_world=True,
     claim="With bounds by the pair's strength the Advantage Model is better calibrated than with a "
     "constant, and no less accurate",
     printed="m = 2.5; m(x) is left open",
 )
 def margin_by_strength(run: SeedRun) -> SeedResult:
-    """Calibration error on a thousand pairs with m constant and by the pair's strength.
+    """Calibration error with m constant and by the pair's strength, of about a thousand pairs.
 
     The strength is the vote of reward models that were trained on the other half of the same pairs.
     Controls: the reward model, and the reward model with the temperature that makes the validation

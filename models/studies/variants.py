@@ -181,6 +181,8 @@ MARGINS = {
     "by_strength": Variant("Advantage Model, m(x) by strength", {"margin_by": "strength"}),
 }
 MARGIN_EPOCHS = (1, 4)
+# About as many pairs to train on as FEW_PAIRS, of the recipe's prompts.
+MOST_HELD_OUT = {"comparisons": {"validation_share": 0.2, "test_share": 0.62}}
 # [AM eq. 8] Changes of the Advantage Model, and the roles of who is taken to have written the pairs
 # of SFT and a policy of PPO: to pi_phi itself all ratios are 1. No sum of two weights reaches N.
 _WEIGHED = {"use_importance_weights": True, "num_policies": 16.0}
