@@ -33,7 +33,8 @@ from trimtab.models.functional.relabel import (
 )
 from trimtab.models.statistics.bradley_terry import ELO_SCALE, bradley_terry_ratings
 from trimtab.models.statistics.estimates import wrong_labels_by_prompt
-from trimtab.models.statistics.measured import with_ends
+from trimtab.models.statistics.measured import Interval, with_ends
+from trimtab.models.statistics.wrong_labels import SHARES
 from trimtab.models.training.data import with_columns
 from trimtab.models.training.stage import Row, Stage
 
@@ -151,7 +152,10 @@ def apply_treatments(
 
 
 def _noise(config: RelabelConfig, stage: Stage, pairs: list[Row], votes: dict[str, Row]) -> Noise:
-    """How often the training labels are wrong; ValueError where the strength cannot tell."""
+    """How often the training labels are wrong; ValueError where the strength is not calibrated.
+
+    Where no voter is better than chance all shares are as likely, and the lowest is taken.
+    """
     summary = json.loads((stage.inputs["strength"] / "summary.json").read_text("utf-8"))
     if "weight_0" not in summary:
         raise ValueError(
@@ -162,15 +166,15 @@ def _noise(config: RelabelConfig, stage: Stage, pairs: list[Row], votes: dict[st
     strength = np.array([votes[pair["id"]]["strength_mean"] for pair in pairs])
     wrong = wrong_labels_by_prompt(strength, [pair["prompt"] for pair in pairs])
     if wrong is None:
-        raise ValueError(
-            f"noise={config.noise}: all {len(pairs)} strengths are 0, as no voter is better than "
-            "chance: nothing tells how often labels are wrong; allowed: noise=none"
+        warnings.warn(
+            f"noise={config.noise}: no voter is better than chance, so nothing tells how often "
+            "labels are wrong; give flip_rate, or more pairs",
+            stacklevel=2,
         )
-    rate = config.flip_rate
-    if rate is None:
-        rate = getattr(wrong.share, config.flip_rate_at)
-    numbers = {"flip_rate": rate, **with_ends("share_wrong", wrong.share)}
-    return Noise(rate, wrong.slope_at(rate), numbers)
+    share = wrong.share if wrong else Interval(0.0, 0.0, float(SHARES[-1]))
+    rate = getattr(share, config.flip_rate_at) if config.flip_rate is None else config.flip_rate
+    numbers = {"flip_rate": rate, **with_ends("share_wrong", share)}
+    return Noise(rate, wrong.slope_at(rate) if wrong else 0.0, numbers)
 
 
 def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tensor) -> Relabel:

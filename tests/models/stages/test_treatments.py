@@ -220,17 +220,27 @@ def test_labels_by_how_often_they_are_wrong(
     assert summary["share_wrong_low"] <= 0.2 <= summary["share_wrong_high"]
 
 
-def test_noise_needs_a_calibrated_strength_that_tells_something(tmp_path: Path) -> None:
+def test_noise_needs_a_calibrated_strength(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="noise=posterior needs a calibrated strength"):
         _noisy(tmp_path, RelabelConfig(**NOISE), num_members=5)
-    rows = read_rows(tmp_path / "strength" / "strength.jsonl")
-    _noisy(tmp_path, RelabelConfig(**NOISE), weight_0=1.0)
+
+
+def test_a_vote_that_tells_nothing_leaves_labels_as_they_are(tmp_path: Path) -> None:
+    """Unless a rate is given, of which the posterior is then the label's own: .8."""
+    _noisy(tmp_path, RelabelConfig(**NOISE), weight_0=0.0)
+    votes = read_rows(tmp_path / "strength" / "strength.jsonl")
     write_rows(
-        tmp_path / "strength" / "strength.jsonl", ({**row, "strength_mean": 0.0} for row in rows)
+        tmp_path / "strength" / "strength.jsonl", ({**row, "strength_mean": 0.0} for row in votes)
     )
     inputs = {name: tmp_path / name for name in ("preferences", "strength")}
-    with pytest.raises(ValueError, match="all 100 strengths are 0"):
-        run_stage("relabel", RelabelConfig(**NOISE), tmp_path / "again", **inputs)
+    for number, (changes, label) in enumerate(
+        (({}, 1.0), ({"flip_rate": 0.2}, 0.8), ({"noise": "unbiased", "flip_rate": 0.2}, 4 / 3))
+    ):
+        config = RelabelConfig(**{**NOISE, **changes})
+        with pytest.warns(UserWarning, match="no voter is better than chance"):
+            output = run_stage("relabel", config, tmp_path / str(number), **inputs)
+        rows = read_rows(output / "train.jsonl")
+        assert [row["label"] for row in rows] == pytest.approx([label] * 100)
 
 
 def test_noise_stands_in_place_of_what_goes_by_the_label_seen() -> None:
