@@ -16,7 +16,7 @@ from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
-from trimtab.models.reporting.export import export_pairs, export_scorer
+from trimtab.models.reporting.export import NoProbabilityError, export_pairs, export_scorer
 from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.specs import SPECS
 
@@ -46,7 +46,7 @@ def export(run: str, role: str, to: Path, push: str | None, settings: Settings) 
                 to.rmdir()
             _give_usual_modes(target)
             target.replace(to)
-    except (StorageError, OSError) as error:
+    except (StorageError, OSError, NoProbabilityError) as error:
         raise CommandError(f"{to} was not written: {error}") from error
     if push is not None:
         _push(to, push, is_data=role == "pairs")

@@ -264,7 +264,14 @@ class RunConfig(StageConfig):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         require_different("arms", self.arms)
-        checks = (_seed_mistakes, _model_mistakes, _pair_mistakes, _label_mistakes, _arm_mistakes)
+        checks = (
+            _seed_mistakes,
+            _model_mistakes,
+            _pair_mistakes,
+            _label_mistakes,
+            _noise_mistakes,
+            _arm_mistakes,
+        )
         _refuse(mistake for check in checks for mistake in check(self))
         return self
 
@@ -389,6 +396,25 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
         yield (
             "judge_preferences must name a judge of the split train where ai_labels is given, "
             f"found {'none' if judged is None else f'splits {judged.splits}'}"
+        )
+
+
+def _noise_mistakes(config: RunConfig) -> Iterator[str]:
+    """A noise posterior without a vote that can be calibrated, or beside other rates of noise."""
+    noise = config.relabel.noise
+    if noise == "none":
+        return
+    if config.ensemble.votes[0] == "in_sample":
+        yield (
+            "relabel.noise must be none where in_sample is first in ensemble.votes, found "
+            f"{noise}: members that were trained on a label know it by heart; allowed: "
+            "cross_fitted first, or embedding_models"
+        )
+    if config.dpo.label_smoothing > 0:
+        yield (
+            f"dpo.label_smoothing must be 0 where relabel.noise is {noise}, found "
+            f"{config.dpo.label_smoothing:g}: both are made of how often labels are wrong, and the "
+            "smoothing undoes an unbiased loss"
         )
 
 

@@ -34,6 +34,8 @@ def audit_labels(run: Run) -> None:
         run["strength"] = _vote_of_embedding_models(run)
     else:
         run["strength"] = _vote(run, ensemble.votes[0])
+        if run.config.relabel.noise != "none":
+            add_calibrated_vote(run)
     relabel_and_audit(run)
     if run.review is not None:
         run.review(run)
@@ -47,7 +49,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
         specs.RELABEL,
         config.relabel,
         preferences=run["preferences"],
-        strength=run["strength"],
+        strength=run.get("calibrated") or run["strength"],
         label=f"relabel{how}",
     )
     run["audit"] = run.submit(
@@ -68,6 +70,18 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
         relabelled=run["relabelled"],
         label=f"audit{how}",
         resources=Resources(is_patient=True),
+    )
+
+
+def add_calibrated_vote(run: Run, prefix: str = "") -> None:
+    """`calibrated`: the vote of the cross-fitted `<prefix>member_<index>` in log-odds."""
+    members = [run[f"{prefix}member_{index}"] for index in range(run.config.ensemble.size)]
+    run["calibrated"] = run.submit(
+        specs.STRENGTH,
+        StrengthConfig(mode="calibrated"),
+        member=members,
+        preferences=run["preferences"],
+        label="strength calibrated",
     )
 
 

@@ -11,7 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import Vote, with_changes
-from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
+from trimtab.flows.pipeline.labels import (
+    add_calibrated_vote,
+    add_embedding_models,
+    compare_votes,
+)
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
     AS_GIVEN,
@@ -25,12 +29,14 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_rehearsal,
     add_scorer,
+    add_scorer_of_pairs,
     add_scorers,
     add_strength,
     add_weighed,
     changed,
     ppo_without_rehearsal,
     set_kl,
+    treatment_of,
 )
 from trimtab.models.config.arms import vanilla
 from trimtab.models.config.base import PolicyPrompts
@@ -41,6 +47,7 @@ from trimtab.models.specs import (
     FEATURES,
     JUDGE_PREFERENCES,
     PPO_MAX,
+    RELABEL,
     REWARD_MODEL,
     SFT,
     STRENGTH,
@@ -352,6 +359,28 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
         preferences=labelled,
         label=f"reward model{how}",
     )
+
+
+def noise_treatments(run: Run, noise: str) -> None:
+    """Reward models and Advantage Models by what is made of how often labels are wrong, and on
+    right labels; noise: which labels of the world are wrong."""
+    run = changed(run, {"comparisons": {"noise": noise}, "ensemble": {"votes": VOTES}})
+    add_strength(run)
+    compare_votes(run)
+    if "calibrated" not in run.roles:
+        add_calibrated_vote(run, "cross_fitted_")
+    gold = run.seeded(JudgePreferencesConfig(judge=JudgeConfig(gold_accuracy=1.0)))
+    add(run, "gold", JUDGE_PREFERENCES, gold, label="gold's votes")
+    calibrated = StrengthConfig(mode="calibrated")
+    add(run, "strength_of_gold", STRENGTH, calibrated, member=["gold"], label="strength of gold")
+    votes = {"recipe": "strength", "right": "strength_of_gold"}
+    config = run.config.advantage_model
+    for name, variant in variants.NOISE_TREATMENTS.items():
+        vote = votes.get(name, "calibrated")
+        add(run, f"pairs_{name}", RELABEL, treatment_of(run, variant), strength=vote)
+        add_scorer_of_pairs(run, name)
+        label = f"Advantage Model, pairs {name}"
+        add_advantage_model(run, f"advantage_{name}", config, f"pairs_{name}", label)
 
 
 def votes(run: Run) -> None:

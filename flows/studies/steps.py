@@ -72,22 +72,29 @@ def add_strength(run: Run) -> None:
 def add_scorers(
     run: Run, variants: Mapping[str, Variant], suffix: str = "", **changes: Any
 ) -> None:
-    """`scorer_<variant><suffix>`: reward models by the treatment of their labels, as given but for
-    the variant's changes; where it smooths them, by the recipe's alpha.
-
-    changes: of RewardModelConfig.
-    """
+    """`scorer_<variant><suffix>`: reward models by the treatment of their labels. changes: of
+    RewardModelConfig."""
     for name, variant in variants.items():
-        alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
-        labels = with_changes(AS_GIVEN, {**variant.changes, **alpha})
-        add_scorer(run, f"{name}{suffix}", labels, **changes)
+        add_scorer(run, f"{name}{suffix}", treatment_of(run, variant), **changes)
+
+
+def treatment_of(run: Run, variant: Variant) -> RelabelConfig:
+    """Labels as given but for the variant's changes; where it smooths them, by the recipe's
+    alpha."""
+    alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
+    return with_changes(AS_GIVEN, {**variant.changes, **alpha})
 
 
 def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
     """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
     add_strength(run)
-    config = run.config.reward_model
     add(run, f"pairs_{name}", RELABEL, labels)
+    add_scorer_of_pairs(run, name, **changes)
+
+
+def add_scorer_of_pairs(run: Run, name: str, **changes: Any) -> None:
+    """`scorer_<name>`: a reward model on the pairs of `pairs_<name>`."""
+    config = run.config.reward_model
     add(
         run,
         f"scorer_{name}",

@@ -5,6 +5,7 @@ A constant from a paper carries its source; one that no paper gives is marked `f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Literal
 
@@ -75,6 +76,20 @@ class ExternalRewardModelConfig(StageConfig):
     """Data type of the layers' products"""
 
 
+# Other treatments of labels, with the values that turn them off: all go by the label that is seen.
+BY_LABEL_SEEN = {
+    "flip_fraction": None,
+    "flip_below": None,
+    "smooth": "none",
+    "response_ratings": False,
+    "drop_below": None,
+    "drop_against": None,
+    "weights": "none",
+    "keep_from": 0.0,
+    "keep_to": 1.0,
+}
+
+
 class RelabelConfig(StageConfig):
     """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4]; leaving
     out what looks wrong, and weights.
@@ -110,6 +125,21 @@ class RelabelConfig(StageConfig):
     weights: Literal["none", "probability"] = "none"
     """probability: a pair counts as its label is likely to be right, the sigmoid of its strength,
     which `strength` has in logits where its mode is calibrated"""
+    noise: Literal["none", "posterior", "unbiased", "unbiased_by_pair"] = "none"
+    """Labels by how often they are wrong, of which a calibrated strength tells, in place of flips
+    and smoothing. posterior: the likelier order, with its probability as label; unbiased: a label
+    above 1, under which the mean loss over wrong labels is that of right ones, at one flip rate for
+    all pairs [Natarajan et al.; rDPO]; unbiased_by_pair: at a rate that rises as the vote gets
+    unsure"""
+    flip_rate: float | None = Field(None, ge=0, lt=0.5)
+    """Share of labels that `noise` takes to be wrong; none: estimated from the strengths, as in the
+    audit"""
+    flip_rate_at: Literal["value", "low", "high"] = "value"
+    """Which flip rate is taken of an estimated one: its value, or an end of its 95 % interval; too
+    low a rate errs less than one too high"""
+    largest_flip_rate: float = Field(0.25, gt=0, lt=0.5)
+    """Bound of the flip rates of unbiased losses, which weigh a pair 1 / (1 - 2 rate); raised, less
+    bias and more variance, that of a label at .25 being .75 (free)"""
     keep_from: float = Field(0.0, ge=0, lt=1)
     """Leave out this share of the pairs, those of lowest strength"""
     keep_to: float = Field(1.0, gt=0, le=1)
@@ -124,6 +154,13 @@ class RelabelConfig(StageConfig):
     def _problems(self) -> Iterator[str]:
         if not self.keep_from < self.keep_to:
             yield (f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}")
+        others = [name for name, off in BY_LABEL_SEEN.items() if getattr(self, name) != off]
+        if self.noise != "none" and others:
+            off = ", ".join(f"{name}={json.dumps(BY_LABEL_SEEN[name])}" for name in others)
+            yield (
+                f"{' and '.join(others)} must be off where noise is {self.noise} (allowed: {off}): "
+                "it stands in place of what is done by the label that is seen"
+            )
 
 
 POLICY = "policy"

@@ -57,8 +57,7 @@ def cpl_loss(
 
     chosen_scores, rejected_scores: (B,) of `segment_scores`, logits. conservative_bias: lambda in
     (0, 1]; below 1 the loss is smaller where both segments are likely, which keeps the policy on
-    what was compared. label_chosen: (B,), probability in [0, 1] that chosen is better, None = 1.
-    margin: (B,), logits, None = 0. weight: (B,), not negative, None = 1.
+    what was compared. label_chosen, margin, weight: (B,), as in `ranking_loss`.
     Returns the loss (scalar, nats) and the metrics of `ranking_loss`, of S_c and S_r.
     Raises ShapeError for other shapes, ValueError for a bias out of range.
     """

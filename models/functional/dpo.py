@@ -7,7 +7,9 @@ Deviations
 1. A pair brings the treatment that relabelling gave it, as in the ranking loss of reward models:
    soft label, margin and weight. [DPO eq. 7] is that of label 1, margin 0 and weight 1; a soft
    label of 1 - alpha is [cDPO].
-2. `label_smoothing` comes on top of the label, which may be soft already: p (1 - e) + (1 - p) e.
+2. `label_smoothing` comes on top of the label, which may be soft already: p (1 - e) + (1 - p) e. Of
+   the label of an unbiased loss at the same rate it makes 1: one undoes the other, and callers
+   refuse both.
 """
 
 from __future__ import annotations

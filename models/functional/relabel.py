@@ -58,7 +58,8 @@ class Relabel(NamedTuple):
     """What is laid over the raw pairs, which are never changed themselves.
 
     is_flipped: (N,) bool, True = chosen and rejected change places.
-    label: (N,), probability in [0, 1] that the pair's chosen, after the flip, is better.
+    label: (N,), probability in [0, 1] that the pair's chosen, after the flip, is better; above 1 in
+    unbiased losses (`trimtab.models.functional.label_noise`).
     margin: (N,), logits, for the difference after the flip.
     weight: (N,), not negative.
     """
@@ -166,6 +167,8 @@ def relabel_soft_labels(relabelled: Relabel, soft: Tensor) -> Relabel:
     label = q p + (1 - q) (1 - p), with p the label given and q what `relabel` makes of a certain
     one: that the label is right, or wrong and the treatment too. p = 1 leaves q, q = 1 leaves p
     (also where a pair is flipped: p is then of the order after the flip), and 1/2 stays 1/2.
+
+    A label above 1 of an unbiased loss stays one: of (1 - e) / (1 - 2 e) it is (p - e) / (1 - 2 e).
 
     relabelled: a Relabel of N pairs. soft: (N,), probability in [0, 1] that chosen is better.
     Returns a new Relabel, `relabelled` is kept.

@@ -43,7 +43,8 @@ def ranking_losses(
     l_i = -[p_i log sigmoid(d_i - m_i) + (1 - p_i) log sigmoid(-(d_i - m_i))], d = r_c - r_r.
 
     chosen_scores, rejected_scores: (B,), logits. label_chosen: (B,), probability in [0, 1] that
-    chosen is better (1 - alpha under smoothing), None = 1. margin: (B,), logits, None = 0.
+    chosen is better (1 - alpha under smoothing), None = 1; above 1 the loss is unbiased under wrong
+    labels (`label_noise`), and can be negative. margin: (B,), logits, None = 0.
     Returns (B,), nats. Raises ShapeError for other shapes.
     """
     require_shape(
@@ -75,9 +76,8 @@ def ranking_loss(
 
     loss = sum_i w_i l_i / sum_i w_i, with l_i from `ranking_losses`.
 
-    chosen_scores, rejected_scores: (B,), logits. label_chosen: (B,), probability in [0, 1] that
-    chosen is better, None = 1. margin: (B,), logits, None = 0. weight: (B,), not negative,
-    None = 1.
+    chosen_scores, rejected_scores: (B,), logits. label_chosen, margin: (B,), as in
+    `ranking_losses`. weight: (B,), not negative, None = 1.
     Returns the loss (scalar, nats) and detached, unweighted means: `accuracy` (share of pairs
     with r_c > r_r; a tie is not correct, margin and label play no part), `score_chosen`,
     `score_rejected`, `score_gap` (logits).

@@ -28,6 +28,10 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 TEXTS = ("prompt", "chosen", "rejected")
 
 
+class NoProbabilityError(ValueError):
+    """A label that no format of pairs has a place for."""
+
+
 class ExportedScorer(NamedTuple):
     """labels: of its columns. had_expected: whether e(x) was left out. score_token: where the score
     is read, as the exported config.json has it."""
@@ -149,11 +153,18 @@ def cleaned_pairs(
     answer, and refuses it beside two. None in place of a pair with an empty answer: only the end
     token behind it makes it one. as_messages: in TRL's conversational form; what came as text is
     split into messages. is_spaced: text answers get a leading space, as TRL joins prompt and answer
-    without one.
+    without one. Raises NoProbabilityError for a label above 1.
     """
     for row in read_rows(path):
         if row.get("weight", 1.0) == 0:
             continue
+        label = float(row.get("label", 1.0))
+        if label > 1:
+            raise NoProbabilityError(
+                f"pair {row['id']!r} has the label {label:.2f} of an unbiased loss, which only "
+                "trimtab's trainers read: `probability` is in [0, 1]; allowed: relabel.noise=none "
+                "or posterior"
+            )
         is_flipped = bool(row.get("is_flipped"))
         better, worse = ("rejected", "chosen") if is_flipped else ("chosen", "rejected")
         if not (row["chosen"].strip() and row["rejected"].strip()):
@@ -171,7 +182,7 @@ def cleaned_pairs(
             "chosen": texts[better],
             "rejected": texts[worse],
             "category": row.get("category") or "",
-            "probability": float(row.get("label", 1.0)),
+            "probability": label,
             "margin": float(row.get("margin", 0.0)),
             "weight": float(row.get("weight", 1.0)),
             "is_flipped": is_flipped,

@@ -217,7 +217,7 @@ def margins_of(
     if config.margin_by == "constant":
         return None
     if config.margin_by == "label":
-        return move_to_device(calibrated_margin(pairs.label.logit(), config.margin))
+        return move_to_device(calibrated_margin(pairs.label.clamp(0, 1).logit(), config.margin))
     if "strength" not in stage.inputs:
         raise ValueError("margin_by=strength needs the input `strength`, the vote on the pairs")
     votes = stage.rows("strength", "strength.jsonl")

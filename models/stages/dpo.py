@@ -34,6 +34,11 @@ def run(config: DPOConfig, stage: Stage) -> None:
     """
     model, tokenizer = stage.policy("policy")
     pairs = stage.training_pairs(model, tokenizer)
+    if config.label_smoothing > 0 and bool((pairs.label > 1).any()):
+        raise ValueError(
+            f"label_smoothing must be 0 on labels above 1, found {config.label_smoothing} and "
+            f"{float(pairs.label.max()):.2f}: it puts in the noise that they take out"
+        )
     depth = num_frozen_layers(model, config.train.trainable_layers)
     ref_logprobs = _reference_logprobs(stage.inputs["reference"], model, pairs, depth)
     data = TrainingRows(

@@ -7,10 +7,13 @@ person's verdict comes before the vote.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +21,7 @@ from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.data.external_votes import read_review
 from trimtab.models.data.readers import Source
+from trimtab.models.functional.label_noise import relabel_by_noise
 from trimtab.models.functional.relabel import (
     Relabel,
     apply_review,
@@ -28,6 +32,9 @@ from trimtab.models.functional.relabel import (
     strength_slice,
 )
 from trimtab.models.statistics.bradley_terry import ELO_SCALE, bradley_terry_ratings
+from trimtab.models.statistics.estimates import wrong_labels_by_prompt
+from trimtab.models.statistics.measured import Interval, with_ends
+from trimtab.models.statistics.wrong_labels import SHARES
 from trimtab.models.training.data import with_columns
 from trimtab.models.training.stage import Row, Stage
 
@@ -35,10 +42,23 @@ from trimtab.models.training.stage import Row, Stage
 TIED = 1e-6
 # Settings that `doubt_weight` takes.
 BY_DOUBT = {"drop_below", "drop_against", "weights"}
-# Settings that neither `doubt_weight` nor `relabel` takes.
+# Settings that `relabel_by_noise` takes, or that say what it is given.
+BY_NOISE = {"noise", "flip_rate", "flip_rate_at", "largest_flip_rate"}
+# Settings that none of these and not `relabel` takes.
 LATER = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")
+
+
+class Noise(NamedTuple):
+    """How often labels are wrong: the share of all, and how surely votes tell which.
+
+    flip_rate, slope: as in `relabel_by_noise`. numbers: of the estimate, as summary.json holds it.
+    """
+
+    flip_rate: float
+    slope: float
+    numbers: dict[str, float | str]
 
 
 def run(config: RelabelConfig, stage: Stage) -> None:
@@ -53,7 +73,10 @@ def run(config: RelabelConfig, stage: Stage) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     reviews = [verdicts.get(pair["id"]) for pair in pairs]
-    relabelled = apply_treatments(config, pairs, [votes[pair["id"]] for pair in pairs], reviews)
+    noise = None if config.noise == "none" else _noise(config, stage, pairs, votes)
+    relabelled = apply_treatments(
+        config, pairs, [votes[pair["id"]] for pair in pairs], reviews, noise
+    )
     names = ("is_flipped", "label", "margin", "weight")
     columns = {name: getattr(relabelled, name) for name in names}
     stage.write_rows("train.jsonl", with_columns(pairs, {**columns, "review": reviews}))
@@ -71,17 +94,32 @@ def run(config: RelabelConfig, stage: Stage) -> None:
             "mean_margin": float(relabelled.margin.mean()),
             "num_reviewed": num_reviewed,
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
+            **(noise.numbers if noise else {}),
         }
     )
 
 
 def apply_treatments(
-    config: RelabelConfig, pairs: list[Row], votes: list[Row], reviews: list[str | None]
+    config: RelabelConfig,
+    pairs: list[Row],
+    votes: list[Row],
+    reviews: list[str | None],
+    noise: Noise | None = None,
 ) -> Relabel:
-    """Relabel by strength, then by the ratings of responses and pairs, then by the review. Pairs
-    outside the slice, or beyond the number of pairs, get weight 0."""
+    """Relabel by strength, or by the noise of labels where that is given; then by the ratings of
+    responses and pairs, then by the review. Pairs outside the slice, or beyond the number of pairs,
+    get weight 0."""
     mean = torch.tensor([vote["strength_mean"] for vote in votes], dtype=torch.float64)
-    relabelled = relabel(mean, **config.model_dump(exclude=LATER | BY_DOUBT))
+    relabelled = relabel(mean, **config.model_dump(exclude=LATER | BY_DOUBT | BY_NOISE))
+    if noise is not None and config.noise != "none":
+        relabelled = relabel_by_noise(
+            relabelled,
+            mean,
+            config.noise,
+            flip_rate=noise.flip_rate,
+            slope=noise.slope,
+            largest_rate=config.largest_flip_rate,
+        )
     against = None
     if config.drop_against is not None:
         shares = [
@@ -111,6 +149,32 @@ def apply_treatments(
         )
     relabelled = apply_review(relabelled, **verdicts)
     return relabelled._replace(weight=relabelled.weight * in_slice)
+
+
+def _noise(config: RelabelConfig, stage: Stage, pairs: list[Row], votes: dict[str, Row]) -> Noise:
+    """How often the training labels are wrong; ValueError where the strength is not calibrated.
+
+    Where no voter is better than chance all shares are as likely, and the lowest is taken.
+    """
+    summary = json.loads((stage.inputs["strength"] / "summary.json").read_text("utf-8"))
+    if "weight_0" not in summary:
+        raise ValueError(
+            f"noise={config.noise} needs a calibrated strength, whose unit is log-odds of held-out "
+            "labels; found a mean over members, in a unit of theirs: give a strength of "
+            "mode=calibrated"
+        )
+    strength = np.array([votes[pair["id"]]["strength_mean"] for pair in pairs])
+    wrong = wrong_labels_by_prompt(strength, [pair["prompt"] for pair in pairs])
+    if wrong is None:
+        warnings.warn(
+            f"noise={config.noise}: no voter is better than chance, so nothing tells how often "
+            "labels are wrong; give flip_rate, or more pairs",
+            stacklevel=2,
+        )
+    share = wrong.share if wrong else Interval(0.0, 0.0, float(SHARES[-1]))
+    rate = getattr(share, config.flip_rate_at) if config.flip_rate is None else config.flip_rate
+    numbers = {"flip_rate": rate, **with_ends("share_wrong", share)}
+    return Noise(rate, wrong.slope_at(rate) if wrong else 0.0, numbers)
 
 
 def relabel_by_ratings(pairs: Sequence[Row], relabelled: Relabel, counted: Tensor) -> Relabel:

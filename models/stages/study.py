@@ -13,6 +13,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     constants,
     frontier,
     human_votes,
+    label_noise,
     part_one,
     part_two,
     rlaif,

@@ -31,6 +31,7 @@ from trimtab.models.statistics.calibration import (
 )
 from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
 from trimtab.models.statistics.measured import Estimate
+from trimtab.models.statistics.wrong_labels import Array, WrongLabels, wrong_labels
 
 NUM_RESAMPLES = 1000
 # A standard error needs fewer resamples than a percentile [BOOT section 6.4].
@@ -52,6 +53,13 @@ def cluster_ids(prompts: Iterable[str]) -> Tensor:
     other.
     """
     return torch.tensor(prompt_rules.cluster_ids(prompts), dtype=torch.long)
+
+
+def wrong_labels_by_prompt(strength: Array, prompts: Iterable[str]) -> WrongLabels | None:
+    """`wrong_labels` of strengths (N,), where pairs of one prompt count as fewer."""
+    against = torch.from_numpy(strength < 0).double()
+    worth = effective_count(against, cluster_ids(prompts)) / len(strength)
+    return wrong_labels(strength, worth)
 
 
 def family_ids(families: Sequence[str | None]) -> Tensor:

@@ -30,7 +30,7 @@ count as errors of the vote; pairs on which it is surely mistaken count as wrong
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,19 @@ class WrongLabels:
 
     contradicted: of the labels that the vote contradicts the number that are wrong. share: of all
     labels, in [0, 0.5). num_first: how many of the contradicted ones to look at first, the weakest,
-    which hold PART_OF_FIRST of those expected to be wrong. worth: that of `wrong_labels`.
+    which hold PART_OF_FIRST of those expected to be wrong. worth: that of `wrong_labels`. slopes:
+    the likeliest b under each of SHARES, per unit of strength.
     """
 
     contradicted: Interval
     share: Interval
     num_first: int
     worth: float
+    slopes: tuple[float, ...] = field(repr=False)
+
+    def slope_at(self, share: float) -> float:
+        """The likeliest b where this share of the labels is wrong, in [0, 0.5)."""
+        return float(np.interp(share, SHARES, self.slopes))
 
     def numbers(self) -> dict[str, float | str]:
         """Flat, as a summary holds them."""
@@ -110,7 +116,8 @@ def wrong_labels(
     is_counted = np.ones(len(strength), bool) if is_asked is None else is_asked
     if not strength[is_counted].any():
         return None
-    scaled = strength / float(np.sqrt(np.square(strength).mean()))
+    unit = float(np.sqrt(np.square(strength).mean()))
+    scaled = strength / unit
     parts = [
         _signs(scaled[part], worth) for part in (is_counted, ~is_counted) if scaled[part].any()
     ]
@@ -135,6 +142,7 @@ def wrong_labels(
         share=Interval(*(float(SHARES[at]) for at in places)),
         num_first=_num_first(chances[0]),
         worth=worth,
+        slopes=tuple((slopes / unit).tolist()),
     )
 
 

@@ -207,6 +207,25 @@ DENOISED_AT_KL = {
     "flipped": Variant("flip", {"flip_below": 0.0}),
     "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
 }
+# Changes of labels as given by how often they are wrong, of which the calibrated cross-fitted vote
+# tells; beside them the recipe's treatment, by the recipe's vote and by that one, and gold's.
+_FLIPPED_AND_SMOOTHED = {"flip_below": 0.0, "smooth": "all"}
+NOISE_TREATMENTS = {
+    "given": Variant("labels as given"),
+    "smoothed": Variant("all smoothed", {"smooth": "all"}),
+    "recipe": Variant("flip, all smoothed, by the recipe's vote", _FLIPPED_AND_SMOOTHED),
+    "flipped": Variant("flip, all smoothed, by the same vote", _FLIPPED_AND_SMOOTHED),
+    "posterior": Variant("posterior labels", {"noise": "posterior"}),
+    "unbiased": Variant("unbiased, one rate", {"noise": "unbiased"}),
+    "unbiased_low": Variant(
+        "unbiased, the rate's lower end", {"noise": "unbiased", "flip_rate_at": "low"}
+    ),
+    "unbiased_high": Variant(
+        "unbiased, the rate's upper end", {"noise": "unbiased", "flip_rate_at": "high"}
+    ),
+    "unbiased_by_pair": Variant("unbiased, a rate by pair", {"noise": "unbiased_by_pair"}),
+    "right": Variant("right labels", {"flip_below": 0.0}),
+}
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,14 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
             'ppo.scoring.judge={"gold_accuracy":0.9,"num_examples":1}',
             "num_examples is 1, but this judge rates single responses",
         ),
+        (
+            "relabel.noise=posterior",
+            "relabel: flip_below must be off where noise is posterior (allowed: flip_below=null)",
+        ),
+        (
+            'relabel={"noise":"unbiased","flip_below":null}',
+            "relabel.noise must be none where in_sample is first in ensemble.votes, found unbiased",
+        ),
         ("arms=[]", "arms: List should have at least 1 item after validation, not 0; found []"),
     ],
 )
@@ -82,6 +90,13 @@ def test_mistakes_are_explained(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         _smoke(override)
     assert message in str(error.value)
+
+
+def test_noise_is_taken_out_once() -> None:
+    noise = ('relabel={"noise":"unbiased","flip_below":null}', 'ensemble.votes=["cross_fitted"]')
+    assert _smoke(*noise).relabel.noise == "unbiased"
+    with pytest.raises(ConfigError, match=r"dpo\.label_smoothing must be 0 where relabel\.noise"):
+        _smoke(*noise, "dpo.label_smoothing=0.1")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
-from trimtab.flows.config.config import ConfigError
+from trimtab.flows.config.config import ConfigError, with_changes
 from trimtab.flows.config.over_seeds import find_exhibits
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.flows.pipeline.run import Run, SharedRun
+from trimtab.flows.studies.steps import add_strength
 from trimtab.flows.study import read_all, submit_arms
 from trimtab.models.specs import StageSpec
 from trimtab.models.studies.registry import EXHIBITS, Exhibit, exhibits_of
@@ -70,6 +71,31 @@ def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
     }
     assert {stage: submitted.count(stage) for stage in counts} == counts
     assert submitted.count("evaluate") == 1 + 4 * 7
+
+
+def test_noise_is_told_by_the_calibrated_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run and in its exhibit: flips of the recipe are by its own vote, as ever."""
+    votes: dict[str, str] = {}
+
+    def note(_run: Run, spec: StageSpec, *_given: object, **named: Any) -> str:
+        label = str(named.get("label") or spec.name)
+        if spec.name == "relabel":
+            votes[label] = named["strength"]
+        return label
+
+    monkeypatch.setattr(Run, "submit", note)
+    config = with_changes(
+        recipe_named("smoke"),
+        {
+            "ensemble": {"votes": ("cross_fitted",)},
+            "relabel": {"noise": "posterior", "flip_below": None},
+        },
+    )
+    add_strength(SharedRun(config))
+    assert votes == {"relabel": "strength calibrated"}
+    for changes in ({"ensemble": {"votes": ("cross_fitted",)}}, {}):
+        add_strength(SharedRun(with_changes(recipe_named("smoke"), changes)))
+        assert votes["relabel"] in ("strength cross_fitted", "strength in_sample")
 
 
 def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from trimtab.models.data.external_votes import VERDICTS
 from trimtab.models.data.words import UNKNOWN_TOKENS, words_of
@@ -17,10 +16,13 @@ from trimtab.models.reporting.audit.agreement import Annotators, Panel, annotato
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
-from trimtab.models.statistics.estimates import cluster_ids, share_estimate
-from trimtab.models.statistics.intervals import effective_count
+from trimtab.models.statistics.estimates import (
+    cluster_ids,
+    share_estimate,
+    wrong_labels_by_prompt,
+)
 from trimtab.models.statistics.measured import Estimate, flatten, with_ends
-from trimtab.models.statistics.wrong_labels import WrongLabels, wrong_labels
+from trimtab.models.statistics.wrong_labels import WrongLabels
 
 # A training pair with its row of the vote on the copy.
 Voted = tuple[AuditedPair, Row]
@@ -275,6 +277,8 @@ def summarise(
     categories = [_group(name, part) for name, part in by_category.items()]
     splits = [[pair for pair in pairs if pair.split == split] for split in SPLITS]
     test = self_test_of(pairs, self_test)
+    can_tell = test is not None and test.max_share_wrong is not None
+    strength = np.array([pair.strength_mean for pair in pairs])
     return Summary(
         overall=_group("all pairs", pairs),
         by_split=[_group(s, part) for s, part in zip(SPLITS, splits, strict=True) if part],
@@ -286,7 +290,9 @@ def summarise(
         num_by_style=_num_by_style(pairs, voters),
         self_test=test,
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
-        wrong=_wrong(pairs) if test is not None and test.max_share_wrong is not None else None,
+        wrong=wrong_labels_by_prompt(strength, [pair.prompt for pair in pairs])
+        if can_tell
+        else None,
         verdicts={word: sum(pair.review == word for pair in pairs) for word in VERDICTS},
         reversed=tuple(_reversed(pairs, voters, num_external)),
         unseen=unseen or {},
@@ -320,13 +326,6 @@ def _reversed(
         share = share_of_pairs(against, voted)
         if share is not None and share.low > CHANCE and share.value >= FROM_REVERSED:
             yield f"{voters[place]}: on {100 * share.value:.0f} % of {share.count:,} pairs"
-
-
-def _wrong(pairs: Sequence[AuditedPair]) -> WrongLabels | None:
-    strength = np.array([pair.strength_mean for pair in pairs])
-    against = torch.from_numpy(strength < 0).double()
-    worth = effective_count(against, cluster_ids(pair.prompt for pair in pairs)) / len(pairs)
-    return wrong_labels(strength, worth)
 
 
 def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from trimtab.models.nets.loading import (
 )
 from trimtab.models.nets.packing import encode, pack
 from trimtab.models.nets.scoring import reward_heads
-from trimtab.models.reporting.export import cleaned_pairs, export_scorer
+from trimtab.models.reporting.export import NoProbabilityError, cleaned_pairs, export_scorer
 
 PROMPTS = ["<user> sort : b a <assistant>", "<user> greet : bob <assistant>"]
 RESPONSES = ["a b", "hello bob and a good day"]
@@ -109,3 +109,13 @@ def test_cleaned_pairs_load_with_the_same_fields_in_every_split(tmp_path: Path) 
     assert [first[name] for name in names] == ["b", 0.8, 0.2, 1.0]
     assert [third[name] for name in names] == ["a", 1.0, 0.0, 1.0]
     assert first["is_flipped"] and not third["is_flipped"] and "rating" not in first
+
+
+def test_labels_that_are_no_probabilities_are_refused(tmp_path: Path) -> None:
+    row = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "is_flipped": False}
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({**row, "label": 4 / 3, "margin": 0.0, "weight": 1.0}) + "\n")
+    with pytest.raises(
+        NoProbabilityError, match=r"pair '1' has the label 1.33 of an unbiased loss"
+    ):
+        list(cleaned_pairs(path))

@@ -55,6 +55,54 @@ def trained(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -
     return run_stage("dpo", DPO, tmp_path_factory.mktemp("dpo"), **inputs)
 
 
+@pytest.fixture(scope="module")
+def unbiased(tmp_path_factory: pytest.TempPathFactory, pairs: Path) -> Path:
+    """The same pairs with the label of an unbiased loss at rate .4: .6 / .2."""
+    folder = tmp_path_factory.mktemp("unbiased")
+    write_rows(
+        folder / "train.jsonl", ({**row, "label": 3.0} for row in read_rows(pairs / "train.jsonl"))
+    )
+    return folder
+
+
+@pytest.mark.parametrize("stage", ["dpo", "cpl", "reward_model", "advantage_model"])
+def test_an_unbiased_loss_below_0_is_no_fault(
+    tmp_path: Path,
+    smoke_config: Any,
+    inputs: dict[str, Path],
+    unbiased: Path,
+    comparisons: Path,
+    stage: str,
+) -> None:
+    """All that learn from pairs do from labels above 1. The Advantage Model's bounds hold its loss:
+    at scores of a and -a it is about 6 log(1 + exp(a - 2.5)) - 4 a, least at a = 2.5 + log 2."""
+    config = {"dpo": DPO, "cpl": CPL}.get(stage)
+    if config is None:
+        config = getattr(smoke_config, stage).model_copy(update={"train": TRAIN})
+    given = {**inputs, "pairs": unbiased, "preferences": comparisons}
+    if stage == "dpo":
+        given["reference"] = inputs["policy"]
+    run_stage(stage, config, tmp_path, **given)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < 0
+    assert (
+        stage != "advantage_model" or losses[-1] > 6 * math.log(3) - 4 * (2.5 + math.log(2)) - 0.1
+    )
+
+
+def test_smoothing_of_labels_that_take_noise_out_is_refused(
+    tmp_path: Path, inputs: dict[str, Path], unbiased: Path
+) -> None:
+    config = DPO.model_copy(update={"label_smoothing": 0.1})
+    with pytest.raises(
+        ValueError, match=r"label_smoothing must be 0 on labels above 1, found 0\.1"
+    ):
+        run_stage(
+            "dpo", config, tmp_path, **{**inputs, "pairs": unbiased}, reference=inputs["policy"]
+        )
+
+
 def _logprobs(policy: Path, pairs: Path) -> torch.Tensor:
     """(N, 2) of preferred and other answers."""
     rows = read_pairs(pairs / "train.jsonl", load_tokenizer(policy / "model")).rows

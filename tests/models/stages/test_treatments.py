@@ -177,6 +177,106 @@ def test_impossible_treatments_are_refused() -> None:
             RelabelConfig(rating_margins=margins)
 
 
+NOISE = {"flip_below": None, "noise": "posterior"}
+
+
+def _noisy(folder: Path, config: RelabelConfig, **summary: float) -> Path:
+    """A hundred pairs of strength 3, of which twenty are contradicted, and the treatment."""
+    rows = [{"id": f"p{n}", "prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(100)]
+    write_rows(folder / "preferences" / "train.jsonl", rows)
+    votes = [{"id": f"p{n}", "strength_mean": -3.0 if n < 20 else 3.0} for n in range(100)]
+    write_rows(folder / "strength" / "strength.jsonl", votes)
+    (folder / "strength" / "summary.json").write_text(json.dumps(summary))
+    inputs = {name: folder / name for name in ("preferences", "strength")}
+    return run_stage("relabel", config, folder, **inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share", "label", "against"),
+    [
+        # All strengths are alike: whether labels or votes are wrong cannot be told, nor the slope.
+        ({"noise": "unbiased", "flip_rate": 0.2}, 0.2, 4 / 3, 4 / 3),
+        ({"noise": "unbiased", "flip_rate": 0.4}, 0.4, 3 / 2, 3 / 2),
+        ({"noise": "unbiased", "flip_rate": 0.4, "largest_flip_rate": 0.45}, 0.4, 3.0, 3.0),
+        ({"noise": "unbiased_by_pair", "flip_rate": 0.2}, 0.2, 4 / 3, 4 / 3),
+        ({"noise": "unbiased", "flip_rate_at": "low"}, 0.0, 1.0, 1.0),
+        # Were none wrong, all contradictions would be the vote's errors.
+        ({"noise": "posterior", "flip_rate": 0.0}, 0.0, 1.0, 1.0),
+        # Were a fifth wrong, the vote would hardly err: b s is large.
+        ({"noise": "posterior", "flip_rate": 0.2}, 0.2, 1.0, 1.0),
+    ],
+)
+def test_labels_by_how_often_they_are_wrong(
+    tmp_path: Path, changes: dict[str, Any], share: float, label: float, against: float
+) -> None:
+    output = _noisy(tmp_path, RelabelConfig(**{**NOISE, **changes}), weight_0=1.0)
+    rows = read_rows(output / "train.jsonl")
+    assert [row["label"] for row in rows[:20]] == pytest.approx([against] * 20, abs=1e-3)
+    assert [row["label"] for row in rows[20:]] == pytest.approx([label] * 80, abs=1e-3)
+    flips = changes["noise"] == "posterior" and share > 0
+    assert [row["is_flipped"] for row in rows] == [flips] * 20 + [False] * 80
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["flip_rate"] == pytest.approx(share)
+    assert summary["share_wrong_low"] <= 0.2 <= summary["share_wrong_high"]
+
+
+def test_noise_needs_a_calibrated_strength(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="noise=posterior needs a calibrated strength"):
+        _noisy(tmp_path, RelabelConfig(**NOISE), num_members=5)
+
+
+def test_a_vote_that_tells_nothing_leaves_labels_as_they_are(tmp_path: Path) -> None:
+    """Unless a rate is given, of which the posterior is then the label's own: .8."""
+    _noisy(tmp_path, RelabelConfig(**NOISE), weight_0=0.0)
+    votes = read_rows(tmp_path / "strength" / "strength.jsonl")
+    write_rows(
+        tmp_path / "strength" / "strength.jsonl", ({**row, "strength_mean": 0.0} for row in votes)
+    )
+    inputs = {name: tmp_path / name for name in ("preferences", "strength")}
+    for number, (changes, label) in enumerate(
+        (({}, 1.0), ({"flip_rate": 0.2}, 0.8), ({"noise": "unbiased", "flip_rate": 0.2}, 4 / 3))
+    ):
+        config = RelabelConfig(**{**NOISE, **changes})
+        with pytest.warns(UserWarning, match="no voter is better than chance"):
+            output = run_stage("relabel", config, tmp_path / str(number), **inputs)
+        rows = read_rows(output / "train.jsonl")
+        assert [row["label"] for row in rows] == pytest.approx([label] * 100)
+
+
+def test_noise_stands_in_place_of_what_goes_by_the_label_seen() -> None:
+    with pytest.raises(ValidationError, match="flip_below must be off where noise is posterior"):
+        RelabelConfig(noise="posterior")
+    for changes in (
+        {"flip_fraction": 0.1},
+        {"smooth": "all"},
+        {"weights": "probability"},
+        {"drop_against": "all"},
+        {"keep_to": 0.9},
+        {"response_ratings": True},
+    ):
+        with pytest.raises(
+            ValidationError, match=f"{next(iter(changes))} must be off where noise is unb"
+        ):
+            RelabelConfig(**{**NOISE, "noise": "unbiased", **changes})
+    RelabelConfig(**{**NOISE, "margin_scale": 0.3, "max_pairs": 10})
+
+
+def test_a_person_that_read_a_pair_leaves_no_noise(tmp_path: Path) -> None:
+    review = tmp_path / "review" / "review.jsonl"
+    review.parent.mkdir()
+    review.write_text(json.dumps({"id": "p0", "verdict": "keep"}) + "\n")
+    rows = [{"id": f"p{n}", "prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(2)]
+    for split, pairs in (("train", rows), ("validation", []), ("test", [])):
+        write_rows(tmp_path / "preferences" / f"{split}.jsonl", pairs)
+    votes = [{"id": row["id"], "strength_mean": 1.0} for row in rows]
+    write_rows(tmp_path / "strength" / "strength.jsonl", votes)
+    (tmp_path / "strength" / "summary.json").write_text('{"weight_0": 1.0}')
+    inputs = {name: tmp_path / name for name in ("preferences", "strength", "review")}
+    config = RelabelConfig(flip_below=None, noise="unbiased", flip_rate=0.2, review="review.jsonl")
+    found = read_rows(run_stage("relabel", config, tmp_path, **inputs) / "train.jsonl")
+    assert [row["label"] for row in found] == pytest.approx([1.0, 4 / 3])
+
+
 def _by_ratings(games: list[tuple[str, str, str]], flipped: Sequence[int] = ()) -> Relabel:
     """Of pairs (prompt, chosen, rejected), of which the strength has flipped some."""
     pairs = [{"prompt": p, "chosen": better, "rejected": worse} for p, better, worse in games]

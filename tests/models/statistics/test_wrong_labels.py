@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from trimtab.models.functional.label_noise import right_probability
 from trimtab.models.statistics.wrong_labels import wrong_labels
 
 
@@ -53,6 +55,21 @@ def test_a_few_labels_are_asked_about_with_the_errors_that_all_show() -> None:
     assert new.contradicted.value == pytest.approx(12, abs=0.5)
     assert new.share.value == pytest.approx(0.4, abs=0.02)
     assert whole.share.high < 0.02
+
+
+def test_the_posterior_of_labels_adds_up_to_the_estimate() -> None:
+    """Of pairs whose vote is right in sigmoid(2 u), a fifth of the labels is wrong: slope 2, and
+    what the posterior expects wrong among the contradicted labels is the audit's number of them."""
+    draw = np.random.default_rng(0)
+    vote = _vote("logistic", np.zeros(20_000, bool), draw) / 2
+    strength = np.where(draw.random(20_000) < 0.2, -vote, vote)
+    found = wrong_labels(strength)
+    assert found is not None
+    slope = found.slope_at(found.share.value)
+    assert slope == pytest.approx(2, rel=0.1) and found.slope_at(0.2) == pytest.approx(2, rel=0.1)
+    right = right_probability(torch.from_numpy(strength), slope, found.share.value)
+    is_against = torch.from_numpy(strength < 0)
+    assert float((1 - right)[is_against].sum()) == pytest.approx(found.contradicted.value)
 
 
 def _vote(kind: str, wrong: Any, draw: np.random.Generator) -> Any:
