@@ -226,19 +226,15 @@ def forgetting(run: Run) -> None:
 
 
 def policies_by_scorer(run: Run) -> None:
-    """Policies on the reward model, on the Advantage Model and with rehearsal beside it, each on
-    raw scores and on normalised ones."""
+    """Policies on both scorers and with rehearsal, each on raw and on normalised scores."""
     add_both_scorers(run)
     add_rehearsal(run, "full", run.config.rehearsal)
-    plain, scores = ppo_without_rehearsal(run), {"score_treatment": "raw", "score_clip": None}
-    for rm, am, full, changes in (
-        ("raw_scores_rm", "raw_scores_am", "raw_scores_full", scores),
-        ("reward_model", "advantage_model", "full", {}),
-    ):
-        add_policy(run, rm, with_changes(plain, changes), "scorer_raw")
-        add_policy(run, am, with_changes(plain, changes), "advantage_raw")
-        rehearsing = with_changes(run.config.ppo, changes)
-        add_policy(run, full, rehearsing, "advantage_raw", rehearsed="rehearsal_full")
+    for prefix, changes in (("raw_", {"score_treatment": "raw", "score_clip": None}), ("", {})):
+        plain = ppo_without_rehearsal(run, changes)
+        add_policy(run, f"{prefix}reward_model", plain, "scorer_raw")
+        add_policy(run, f"{prefix}advantage_model", plain, "advantage_raw")
+        full = with_changes(run.config.ppo, changes)
+        add_policy(run, f"{prefix}full", full, "advantage_raw", rehearsed="rehearsal_full")
 
 
 def epochs_on_few_pairs(run: Run) -> None:
@@ -255,13 +251,12 @@ def epochs_on_few_pairs(run: Run) -> None:
 
 def rehearsal_by_kl(run: Run) -> None:
     """PPO-max on the Advantage Model at several KL coefficients: without rehearsal, with that of
-    the paper, of answers to what SFT was taught on, and of such answers drawn at random. The first
-    two also where PPO's prompts are of the demonstrated families too, in the same world."""
+    the paper, of answers to what SFT was taught on, and of such answers drawn at random; the first
+    two also where PPO's prompts share the forget set's families."""
     _add_rehearsals(run, variants.REHEARSALS)
     shared = replace(changed(run, variants.SHARED_FAMILIES), roles={})
     _add_rehearsals(shared, variants.SHARED_REHEARSALS)
-    for role, future in shared.roles.items():
-        run.roles.setdefault(role, future)
+    run.roles.update(shared.roles | run.roles)
 
 
 def _add_rehearsals(run: Run, compared: Mapping[str, Variant]) -> None:
@@ -271,15 +266,14 @@ def _add_rehearsals(run: Run, compared: Mapping[str, Variant]) -> None:
     count = recipe.num_clusters * recipe.per_cluster
     at_random = {"max_prompts": count, "num_clusters": 1, "per_cluster": count}
     for name, variant in compared.items():
-        if variant.changes:
+        rehearsed = f"rehearsal_{name}" if variant.changes else None
+        if rehearsed:
             drawn = at_random if name == "random" else {}
             add_rehearsal(run, name, with_changes(recipe, {**variant.changes, **drawn}))
+        full = run.config.ppo if rehearsed else ppo_without_rehearsal(run)
         for coef in variants.REHEARSAL_KL_COEFS:
-            if variant.changes:
-                ppo, rehearsed = set_kl(run.config.ppo, coef), f"rehearsal_{name}"
-            else:
-                ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
-            add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
+            policy, ppo = f"{name}_{coef:g}", set_kl(full, coef)
+            add_policy(run, policy, ppo, "advantage_raw", rehearsed=rehearsed)
 
 
 def rehearsal_criteria(run: Run) -> None:

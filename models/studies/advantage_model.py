@@ -75,9 +75,9 @@ BINS = [-3 + 0.5 * index for index in range(13)]  # of scores over their spread
 # On raw scores, as in the paper, and on scores that PPO-max normalises and clips.
 NORMALISED = ", scores normalised"
 RAW_ARMS = {
-    "raw_scores_rm": Variant(REWARD),
-    "raw_scores_am": Variant(ADVANTAGE),
-    "raw_scores_full": Variant("Advantage Model + rehearsal"),
+    "raw_reward_model": Variant(REWARD),
+    "raw_advantage_model": Variant(ADVANTAGE),
+    "raw_full": Variant("Advantage Model + rehearsal"),
 }
 NORMALISED_ARMS = {
     "reward_model": Variant(f"{REWARD}{NORMALISED}"),

@@ -64,12 +64,12 @@ def write_pages(reports: Path, into: Path) -> Path:
     path.write_text(index_page(cards), encoding="utf-8")
     if (conclusions := into / "what-holds.md").exists():
         text = conclusions.read_text(encoding="utf-8")
-        text = re.sub(f"^{TOSSED}.*$", lambda _: by_chance(cards), text, flags=re.MULTILINE)
+        text = re.sub(f"^{TOSSED}.*$", lambda _: chance_line(cards), text, flags=re.MULTILINE)
         conclusions.write_text(text, encoding="utf-8")
     return path
 
 
-def by_chance(cards: Mapping[str, Card]) -> str:
+def chance_line(cards: Mapping[str, Card]) -> str:
     """How much would hold by chance, and how much does, in a line.
 
     A part of a claim that tosses a coin is shown by all of n seeds with probability 2^-n, whatever
@@ -97,7 +97,7 @@ def index_page(cards: Mapping[str, Card]) -> str:
         counts = [*(ended[status] for status in STATUSES), missing]
         rows.append([f"[{title}](papers/{paper}.md)", *map(str, counts)])
     table = _markdown(("", *STATUSES, "not run yet"), rows)
-    return f"{HEADER.strip()}\n\n{table}\n\n{by_chance(cards)}\n"
+    return f"{HEADER.strip()}\n\n{table}\n\n{chance_line(cards)}\n"
 
 
 def all_tables(cards: Mapping[str, Card]) -> str:

@@ -104,14 +104,14 @@ NO_GOLD = [0.0] * 3
 
 
 def test_figure_5_wants_the_advantage_model_first_and_no_fall(run: Run) -> None:
-    nets = dict.fromkeys(ARMS, 0.2) | {"raw_scores_rm": 0.0, "reward_model": 0.1}
+    nets = dict.fromkeys(ARMS, 0.2) | {"raw_reward_model": 0.0, "reward_model": 0.1}
     reading = figure_5(run(_policies(nets, [0.0, 1.0, 0.9])))
     # Of all that was gained a tenth is lost again.
     assert all(reading.checks.values())
     row = reading.table["Advantage Model"]
     assert row["gold, best less first"] == pytest.approx(1.0)
     assert row["gold, best less last"] == pytest.approx(0.1)
-    nets |= {"raw_scores_am": 0.0, "advantage_model": 0.0}
+    nets |= {"raw_advantage_model": 0.0, "advantage_model": 0.0}
     assert not any(figure_5(run(_policies(nets, [0.5, 1.0, 0.9]))).checks.values())
     assert list(figure_5(run(_policies(nets, NO_GOLD))).checks.values())[-1] is None
 
@@ -129,12 +129,12 @@ def _table_2(run: Run, **outcomes: tuple[float, float]) -> dict[str, Verdict]:
 
 def test_table_2_counts_what_is_lost_of_the_forget_set(run: Run) -> None:
     reward, advantage, rehearsed = (0.1, -0.3), (0.3, -0.2), (0.3, -0.1)
-    better = {"raw_scores_rm": reward, "reward_model": reward}
-    better |= {"raw_scores_am": advantage, "advantage_model": advantage}
-    better |= {"raw_scores_full": rehearsed, "full": rehearsed}
+    better = {"raw_reward_model": reward, "reward_model": reward}
+    better |= {"raw_advantage_model": advantage, "advantage_model": advantage}
+    better |= {"raw_full": rehearsed, "full": rehearsed}
     assert all(_table_2(run, **better).values())
     # On raw scores alone it is as bad as can be; to lose as much as the least is not to lose least.
-    worse = better | {"raw_scores_am": (0.1, -0.3), "raw_scores_full": (0.3, -0.3)}
+    worse = better | {"raw_advantage_model": (0.1, -0.3), "raw_full": (0.3, -0.3)}
     seen = _table_2(run, **worse)
     assert list(seen.values()) == [False, False, False, True, True, True]
     assert list(seen)[-1] == "rehearsal loses least of the forget set, scores normalised"

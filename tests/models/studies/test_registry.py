@@ -18,8 +18,8 @@ from trimtab.models.studies.papers import (
     EARLIER_WORLD,
     TOSSED,
     all_tables,
-    by_chance,
     cards_below,
+    chance_line,
     index_page,
     paper_page,
 )
@@ -132,7 +132,7 @@ def test_the_page_says_how_much_would_hold_by_chance(tmp_path: Path) -> None:
         "If every part of a claim tossed a coin in every seed, 0.9 of the 4 parts would be shown "
         "by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits would be held, and 1 are."
     )
-    assert by_chance(cards) == words
+    assert chance_line(cards) == words
     assert index_page(cards).endswith(f"\n\n{words}\n")
     assert "| in part, 4 of 6, 1 cannot tell |" in all_tables({"x": cards["x"]})
 
@@ -185,7 +185,7 @@ def test_what_was_kept_stays_until_it_is_run_again(
     assert "[Figure 3](#figure-3)" in rows[0]
     assert "not held.svg" in page
     # Both parts in two seeds, none of them shown by both.
-    words = by_chance(cards_below(tmp_path / "docs" / "papers"))
+    words = chance_line(cards_below(tmp_path / "docs" / "papers"))
     assert words.startswith(f"{TOSSED}, 0.5 of the 2 parts would be shown by all seeds by chance, ")
     assert conclusions.read_text() == f"# What holds\n\n{words}\n\nMore.\n"
     kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
@@ -198,4 +198,4 @@ def test_the_papers_pages_are_made_of_the_scorecards_beside_them() -> None:
     assert (docs / "papers.md").read_text(encoding="utf-8") == index_page(cards)
     kept = {path.stem: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
     assert kept == {paper: paper_page(paper, cards, docs / "papers") for paper in TITLES}
-    assert f"\n{by_chance(cards)}\n" in (docs / "what-holds.md").read_text(encoding="utf-8")
+    assert f"\n{chance_line(cards)}\n" in (docs / "what-holds.md").read_text(encoding="utf-8")
