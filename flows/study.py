@@ -44,7 +44,7 @@ def study(
     """Reproduce a paper's table or figure over several seeds: spread, and whether its claim held.
 
     Arms that several exhibits need are trained once. Returns each exhibit's status: held, in part,
-    not held.
+    not held, cannot tell.
 
     Args:
         paper: Secrets of RLHF Part I or II, the Advantage Model paper, or a study of our own

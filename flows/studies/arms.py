@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
 from trimtab.flows.config.config import Vote, with_changes
 from trimtab.flows.pipeline.labels import (
@@ -177,9 +175,9 @@ def rounds(run: Run) -> None:
 
 
 def rounds_at_dynamic_kl(run: Run) -> None:
-    """As many rounds of MetaRM whose KL coefficient is steered to a KL."""
+    """As many rounds of MetaRM whose KL coefficient is steered to a KL of the round."""
     rounds(run)
-    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=variants.DYNAMIC_KL)
+    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", has_dynamic_kl=True)
 
 
 def adaptation(run: Run) -> None:
@@ -199,12 +197,10 @@ def _add_rounds(
     count: int,
     prompts: PolicyPrompts = "policy",
     prefix: str = "",
-    changes: Mapping[str, Any] = MappingProxyType({}),
+    has_dynamic_kl: bool = False,
 ) -> None:
     """`policy_<prefix><arm>_<n>`: each from the one before, held near SFT, in steps so small that
     the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`.
-
-    changes: of PPOConfig.
     """
     add_scorer(run, "raw")
     recipe, policy = run.config.ppo, "sft"
@@ -213,7 +209,7 @@ def _add_rounds(
         "num_steps": max(1, round(recipe.num_steps * SHARE_OF_STEPS)),
         "policy_learning_rate": recipe.policy_learning_rate * SHARE_OF_RATE,
     }
-    ppo = ppo_without_rehearsal(run, {**share, **changes}, recipe.kl_coef)
+    ppo = ppo_without_rehearsal(run, share, recipe.kl_coef)
     meta_rm = run.config.rounds.meta_rm
     redrawn = {"redraw_prompts": True, "num_held_out": meta_rm.num_prompts // 2, "prompts": prompts}
     for number in range(1, count + 1):
@@ -222,10 +218,12 @@ def _add_rounds(
             scorer = f"meta_rm_{name}"
             config = with_changes(meta_rm, {**redrawn, **of_meta_rm})
             add_meta_rm(run, scorer, config, policy, scorer.replace("_", " "), number)
-        inputs = {"policy": policy, "reference": "sft", "scorer": scorer}
-        policy = f"policy_{name}"
+        if has_dynamic_kl:
+            ppo = with_changes(ppo, variants.dynamic_kl(number))
+        start, policy = policy, f"policy_{name}"
+        inputs = {"policy": start, "reference": "sft", "scorer": scorer}
         add(run, policy, PPO_MAX, run.seeded(ppo, number), label=f"PPO {name}", **inputs)
-        add_outcome(run, name, scorer)
+        add_outcome(run, name, scorer, start)
 
 
 def forgetting(run: Run) -> None:
@@ -234,15 +232,15 @@ def forgetting(run: Run) -> None:
 
 
 def policies_by_scorer(run: Run) -> None:
-    """Four policies: on raw and normalised scores, on the Advantage Model, and with rehearsal."""
+    """Policies on both scorers and with rehearsal, each on raw and on normalised scores."""
     add_both_scorers(run)
-    plain = ppo_without_rehearsal(run)
-    raw = ppo_without_rehearsal(run, {"score_treatment": "raw", "score_clip": None})
-    add_policy(run, "raw_scores_rm", raw, "scorer_raw")
-    add_policy(run, "reward_model", plain, "scorer_raw")
-    add_policy(run, "advantage_model", plain, "advantage_raw")
     add_rehearsal(run, "full", run.config.rehearsal)
-    add_policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
+    for prefix, changes in (("raw_", {"score_treatment": "raw", "score_clip": None}), ("", {})):
+        plain = ppo_without_rehearsal(run, changes)
+        add_policy(run, f"{prefix}reward_model", plain, "scorer_raw")
+        add_policy(run, f"{prefix}advantage_model", plain, "advantage_raw")
+        full = with_changes(run.config.ppo, changes)
+        add_policy(run, f"{prefix}full", full, "advantage_raw", rehearsed="rehearsal_full")
 
 
 def epochs_on_few_pairs(run: Run) -> None:
@@ -272,22 +270,29 @@ def margins_on_few_pairs(run: Run) -> None:
 
 def rehearsal_by_kl(run: Run) -> None:
     """PPO-max on the Advantage Model at several KL coefficients: without rehearsal, with that of
-    the paper, of answers to what SFT was taught on, and of such answers drawn at random."""
+    the paper, of answers to what SFT was taught on, and of such answers drawn at random; the first
+    two also where PPO's prompts share the forget set's families."""
+    _add_rehearsals(run, variants.REHEARSALS)
+    shared = replace(changed(run, variants.SHARED_FAMILIES), roles={})
+    _add_rehearsals(shared, variants.SHARED_REHEARSALS)
+    run.roles.update(shared.roles | run.roles)
+
+
+def _add_rehearsals(run: Run, compared: Mapping[str, Variant]) -> None:
     add_both_scorers(run)
     recipe = run.config.rehearsal
     # One cluster of as many examples as are kept: none is selected.
     count = recipe.num_clusters * recipe.per_cluster
     at_random = {"max_prompts": count, "num_clusters": 1, "per_cluster": count}
-    for name, variant in variants.REHEARSALS.items():
-        if name != "without":
+    for name, variant in compared.items():
+        rehearsed = f"rehearsal_{name}" if variant.changes else None
+        if rehearsed:
             drawn = at_random if name == "random" else {}
             add_rehearsal(run, name, with_changes(recipe, {**variant.changes, **drawn}))
+        full = run.config.ppo if rehearsed else ppo_without_rehearsal(run)
         for coef in variants.REHEARSAL_KL_COEFS:
-            if name == "without":
-                ppo, rehearsed = ppo_without_rehearsal(run, kl_coef=coef), None
-            else:
-                ppo, rehearsed = set_kl(run.config.ppo, coef), f"rehearsal_{name}"
-            add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
+            policy, ppo = f"{name}_{coef:g}", set_kl(full, coef)
+            add_policy(run, policy, ppo, "advantage_raw", rehearsed=rehearsed)
 
 
 def rehearsal_criteria(run: Run) -> None:

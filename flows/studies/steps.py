@@ -239,10 +239,12 @@ def add_policy(
     add_outcome(run, name, scored_by or "scorer_raw")
 
 
-def add_outcome(run: Run, name: str, scorer: str) -> None:
-    """`eval_<name>` of `policy_<name>`, measured by a scorer, and `judge_<name>` against SFT."""
+def add_outcome(run: Run, name: str, scorer: str, start: str = "sft") -> None:
+    """`eval_<name>` of `policy_<name>`, measured by a scorer, and `judge_<name>` against SFT;
+    `eval_start_<name>`, by the same scorer, of the policy over which its score has risen."""
     if "eval_sft" not in run.roles:
         measure(run, "sft", run["sft"], run["scorer_raw"])
+    measure(run, f"start_{name}", run[start], run[scorer])
     measure(run, name, run[f"policy_{name}"], run[scorer])
     add_comparison(run, f"judge_{name}", name, "sft")
 

@@ -53,6 +53,9 @@ class WorldConfig(StageConfig):
     """Prompts that receive comparisons"""
     num_policy_prompts: Rows = 1500
     """Prompts PPO trains on"""
+    num_policy_experts: int = Field(0, ge=0, le=10_000)
+    """Demonstrated prompts of expert families that PPO trains on beside these, where so many are
+    demonstrated; raised, rehearsed answers to PPO's prompts have more of what SFT is expert at"""
     num_eval_prompts: int = Field(300, gt=0, le=10_000)
     """Prompts per test and validation set"""
 

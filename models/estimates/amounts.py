@@ -99,7 +99,7 @@ def amounts_of_world(
         max_responses=min(comparisons.num_responses, 2 * pairs_per_prompt),
         policy_prompts=len(sets["policy_prompts"]),
         held_out_prompts=len(sets["held_out_prompts"]),
-        distinct_demonstrations=sizes.main[0] + sizes.expert[1] + sizes.held_out[1],
+        distinct_demonstrations=sizes.main[0] + sum(sizes.expert[1:3]) + sizes.held_out[1],
         eval_prompts=sum(evaluated),
         eval_sets=len(evaluated),
         prompt_tokens=prompt,

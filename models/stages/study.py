@@ -33,7 +33,7 @@ from trimtab.models.studies.results import (
 from trimtab.models.training.stage import Stage
 
 # By the status of a claim.
-COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
+COLOURS = {"held": "better", "in part": "unclear", "not held": "worse", "cannot tell": "unclear"}
 
 
 def run(config: StudyConfig, stage: Stage) -> None:

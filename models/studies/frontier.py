@@ -20,15 +20,13 @@ import numpy as np
 from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.studies.measures import KL, SeedRun
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, line_of
-from trimtab.models.studies.variants import STRENGTHS, TEMPERATURES
+from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, Verdict, line_of
+from trimtab.models.studies.variants import LEAST_SHARED_KL, STRENGTHS, TEMPERATURES
 
 exhibit = exhibits_in("methods")
 NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in STRENGTHS}
 NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
-# Nats.
-LEAST_SHARED_KL = 0.1
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
 UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
 
@@ -72,7 +70,7 @@ def frontier(run: SeedRun) -> SeedResult:
         table |= rows
         lines[NAMES[arm]] = line_of(rows.values(), KL, gain)
     checks = {
-        f"DPO gains more than {name} at equal KL": (lead_of(lines[DPO], line) or 0.0) > 0
+        f"DPO gains more than {name} at equal KL": is_more_at_equal_kl(lines[DPO], line)
         for name, line in _measured(lines).items()
         if name != DPO
     }
@@ -162,14 +160,16 @@ def _height(line: Line, kl: float) -> float:
     return first + (last - first) * (kl - begin) / (end - begin) if end > begin else first
 
 
-def is_more_at_equal_kl(ours: Line, theirs: Line) -> bool:
-    """Whether the one line gains more; False where the lines share less than LEAST_SHARED_KL, too
-    little to say."""
+def is_more_at_equal_kl(ours: Line, theirs: Line) -> Verdict:
+    """Whether the one line gains more; None where the lines share less than LEAST_SHARED_KL, too
+    little to tell."""
     span, lead = shared_kl(ours, theirs), lead_of(ours, theirs)
-    return span is not None and span[1] - span[0] >= LEAST_SHARED_KL and (lead or 0.0) > 0
+    if span is None or lead is None or span[1] - span[0] < LEAST_SHARED_KL:
+        return None
+    return lead > 0
 
 
-def loses_less(words: str, ours: Line, theirs: Line) -> dict[str, bool]:
+def loses_less(words: str, ours: Line, theirs: Line) -> dict[str, Verdict]:
     """Whether less is lost on our line than on theirs: at every KL coefficient, and at equal KL."""
     lost = zip(ours[1], theirs[1], strict=True)
     return {

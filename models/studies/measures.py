@@ -9,6 +9,7 @@ exists, else by held-out reward models. A comparison's role is `judge_<policy>` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TypeVar
@@ -25,15 +26,26 @@ from trimtab.models.studies.variants import Variant
 
 KL, LOST, GAINED = "KL, nats", "forget, lose", "score gained, spreads"
 MONITORS = {
-    "score": "score of the sampled answers\n(gain since the start, in its spread)",
+    "gained": "score of the sampled answers\n(gain over the start, in its spread)",
     "gold": "gold score\nof the sampled answers",
     "kl": "KL to the start\n(nats an answer)",
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
-STABILITY = ("score", "gold", "kl", "perplexity")
+STABILITY = ("gained", "gold", "kl", "perplexity")
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
 ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True)
+class GainCurve(Curve):
+    """A training curve, and the score gained by step.
+
+    gained: over the mean score of the answers that SFT, or of a round the policy before it, gives
+    to the main test prompts, by the same scorer and in their spread.
+    """
+
+    gained: list[float]
 
 
 class SeedRun(Artifacts):
@@ -90,15 +102,17 @@ class SeedRun(Artifacts):
         main = self.outcome(f"judge_{name}")
         return {LOST: forget["lose"], "forget, net": forget["net"], "main, net": main["net"]}
 
-    def curve(self, name: str) -> Curve:
+    def curve(self, name: str) -> GainCurve:
         """A policy's training curve; ReportInputError where it has none."""
         rows = self.rows(f"eval_{name}", "responses.jsonl")
         curve = training_curve(self, f"policy_{name}", bool(rows) and "gold" in rows[0])
         if curve is None:
             raise ReportInputError(f"policy_{name} has no training curve; found {self.inputs}")
-        return curve
+        start = [float(row["score"]) for row in self.responses(f"start_{name}")]
+        mean, spread = fmean(start), pstdev(start) or 1.0
+        return GainCurve(**vars(curve), gained=[(score - mean) / spread for score in curve.score])
 
-    def curves(self, variants: Mapping[str, Variant], prefix: str = "") -> dict[str, Curve]:
+    def curves(self, variants: Mapping[str, Variant], prefix: str = "") -> dict[str, GainCurve]:
         """Training curves by label of the policies named `<prefix><variant>`."""
         return read_variants(variants, lambda name: self.curve(prefix + name))
 
@@ -159,17 +173,6 @@ def forgetting_plot(lines: Mapping[str, Line], note: str) -> Plot:
     )
 
 
-def gained(curve: Curve) -> list[float]:
-    """The score by step, less that of the first tenth, in units of its spread there."""
-    start, unit = first_tenth(curve.score), curve.score_std or 1.0
-    return [(value - start) / unit for value in curve.score]
-
-
-def first_tenth(values: Sequence[float]) -> float:
-    """The mean of the first tenth of the steps."""
-    return fmean(values[: max(1, len(values) // 10)])
-
-
 def last_tenth(values: Sequence[float]) -> float:
     """The mean of the last tenth of the steps."""
     return fmean(values[-max(1, len(values) // 10) :])
@@ -196,12 +199,12 @@ def unevenness(values: Sequence[float]) -> float:
     return pstdev(residuals) / width if width else 0.0
 
 
-def curves_table(curves: Mapping[str, Curve]) -> Rows:
+def curves_table(curves: Mapping[str, GainCurve]) -> Rows:
     """The measures of each run, most of them means over the last tenth of its steps."""
     table = {}
     for name, curve in curves.items():
         table[name] = {
-            GAINED: last_tenth(gained(curve)),
+            GAINED: last_tenth(curve.gained),
             KL: last_tenth(curve.kl),
             "unevenness of KL": unevenness(curve.kl),
             "perplexity": last_tenth(curve.perplexity),
@@ -210,19 +213,20 @@ def curves_table(curves: Mapping[str, Curve]) -> Rows:
         }
         if curve.gold:
             table[name]["gold"] = last_tenth(curve.gold)
-            table[name]["gold at the start"] = first_tenth(curve.gold)
+            # The first answers are sampled before any update.
+            table[name]["gold at the start"] = curve.gold[0]
     return table
 
 
 def curve_plots(
-    curves: Mapping[str, Curve], monitors: Sequence[str] = tuple(MONITORS)
+    curves: Mapping[str, GainCurve], monitors: Sequence[str] = tuple(MONITORS)
 ) -> list[Plot]:
     """A plot a monitor, a curve a policy; none of what a policy has no values of."""
     plots = []
     for monitor in monitors:
         lines = {}
         for name, curve in curves.items():
-            values = gained(curve) if monitor == "score" else [*getattr(curve, monitor)]
+            values = [*getattr(curve, monitor)]
             lines[name] = [float(step) for step in curve.steps[: len(values)]], values
         if all(values for _, values in lines.values()):
             title = capitalised(MONITORS[monitor].split("\n")[0].split(" (")[0])

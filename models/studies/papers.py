@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,14 @@ from typing import Any, get_args
 
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
-from trimtab.models.studies.results import PRECISION, Cell, Status, columns_of, precision_by_column
+from trimtab.models.studies.results import (
+    PRECISION,
+    Cell,
+    Status,
+    columns_of,
+    count_of,
+    precision_by_column,
+)
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
@@ -42,7 +50,10 @@ def copy_studies(reports: Path, folder: Path) -> None:
 
 
 def write_pages(reports: Path, into: Path) -> Path:
-    """Copy the studies among the reports to `into`/papers, and write the pages from all there."""
+    """Copy the studies among the reports to `into`/papers, and write the pages from all there.
+
+    Where `into`/what-holds.md says what chance would give, it says so of these.
+    """
     folder = into / "papers"
     folder.mkdir(parents=True, exist_ok=True)
     copy_studies(reports, folder)
@@ -51,7 +62,28 @@ def write_pages(reports: Path, into: Path) -> Path:
         (folder / f"{paper}.md").write_text(paper_page(paper, cards, folder), encoding="utf-8")
     path = into / "papers.md"
     path.write_text(index_page(cards), encoding="utf-8")
+    if (conclusions := into / "what-holds.md").exists():
+        text = conclusions.read_text(encoding="utf-8")
+        text = re.sub(f"^{TOSSED}.*$", lambda _: chance_line(cards), text, flags=re.MULTILINE)
+        conclusions.write_text(text, encoding="utf-8")
     return path
+
+
+def chance_line(cards: Mapping[str, Card]) -> str:
+    """How much would hold by chance, and how much does, in a line.
+
+    A part of a claim that tosses a coin is shown by all of n seeds with probability 2^-n, whatever
+    the other parts do; all parts of an exhibit at most as often as one.
+    """
+    parts = [seen for card in cards.values() for seen in card["checks"].values()]
+    expected = sum(0.5 ** len(seen) for seen in parts)
+    held = sum(card["status"] == "held" for card in cards.values())
+    most = sum(0.5 ** len(card["seeds"]) for card in cards.values())
+    return (
+        f"{TOSSED}, {expected:.1f} of the {len(parts)} parts would be shown by all seeds by "
+        f"chance, and {sum(map(all, parts))} are; at most {most:.1f} of the {len(cards)} exhibits "
+        f"would be held, and {held} are."
+    )
 
 
 def index_page(cards: Mapping[str, Card]) -> str:
@@ -64,7 +96,8 @@ def index_page(cards: Mapping[str, Card]) -> str:
         missing = sum(exhibit.name not in run for exhibit in exhibits_of(paper, "all"))
         counts = [*(ended[status] for status in STATUSES), missing]
         rows.append([f"[{title}](papers/{paper}.md)", *map(str, counts)])
-    return f"{HEADER.strip()}\n\n{_markdown(('', *STATUSES, 'not run yet'), rows)}\n"
+    table = _markdown(("", *STATUSES, "not run yet"), rows)
+    return f"{HEADER.strip()}\n\n{table}\n\n{chance_line(cards)}\n"
 
 
 def all_tables(cards: Mapping[str, Card]) -> str:
@@ -115,7 +148,7 @@ def _section(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> list[
         f"{exhibit.shows}. Claim: {exhibit.claim}. Printed: {exhibit.printed or 'nothing'}.",
     ]
     for name, card in cards.items():
-        checks = [[words, _fraction(seen)] for words, seen in card["checks"].items()]
+        checks = [[words, count_of(seen)] for words, seen in card["checks"].items()]
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"### Recipe `{card['scale']}`: {card['status']}",
@@ -148,7 +181,7 @@ def _figures(card: Card) -> str:
 def _verdict(card: Card) -> str:
     """The status, and how often a seed shows a part of the claim; † in an earlier world."""
     seen = [is_shown for by_seed in card["checks"].values() for is_shown in by_seed]
-    return f"{card['status']}, {_fraction(seen)}{' †' if _is_of_earlier_world(card) else ''}"
+    return f"{card['status']}, {count_of(seen)}{' †' if _is_of_earlier_world(card) else ''}"
 
 
 def _is_of_earlier_world(card: Card) -> bool:
@@ -160,15 +193,12 @@ def _is_of_earlier_world(card: Card) -> bool:
     return version is not None and version < WORLD_VERSION
 
 
-def _fraction(seen: Sequence[bool]) -> str:
-    return f"{sum(seen)} of {len(seen)}"
-
-
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+TOSSED = "If every part of a claim tossed a coin in every seed"
 EARLIER_WORLD = (
     "† Measured in an earlier version of the synthetic world, and with its arms: figures are not "
     "comparable with those of other exhibits."
@@ -178,10 +208,11 @@ HEADER = """
 
 A page for each paper, written by `trimtab papers --into docs` from the scorecards that
 `trimtab study PAPER EXHIBIT` leaves. *Held*: every seed shows every part of the claim; *not held*:
-every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
-is of parts times seeds. Each exhibit has a section with the parts of the claim, all figures (mean ±
-standard deviation over seeds), a plot, the command and the time it took. The last row of a table of
-figures says how exactly the seeds tell a difference: half the width of the 95 % t-interval of
-paired differences, the median over pairs of rows. [What holds](what-holds.md) says what to
-conclude.
+every part that can be told fails in at least half of the seeds that tell it; *cannot tell*: of no
+part can most seeds tell, as policies reach no KL in common, or as seeds differ by more than what is
+looked for; *in part*: otherwise. The count beside the verdict is of parts times seeds. Each exhibit
+has a section with the parts of the claim, all figures (mean ± standard deviation over seeds), a
+plot, the command and the time it took. The last row of a table of figures says how exactly the
+seeds tell a difference: half the width of the 95 % t-interval of paired differences, the median
+over pairs of rows. [What holds](what-holds.md) says what to conclude.
 """

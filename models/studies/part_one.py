@@ -7,7 +7,6 @@ from statistics import fmean, median, pstdev
 
 import numpy as np
 
-from trimtab.models.reporting.run.policies import Curve
 from trimtab.models.studies import variants
 from trimtab.models.studies.frontier import loses_less
 from trimtab.models.studies.measures import (
@@ -16,6 +15,7 @@ from trimtab.models.studies.measures import (
     LOST,
     RIGHT,
     STABILITY,
+    GainCurve,
     SeedRun,
     curve_plots,
     curves_table,
@@ -24,13 +24,14 @@ from trimtab.models.studies.measures import (
     read_variants,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Plot, Rows, SeedResult, bar_plot
+from trimtab.models.studies.results import Effect, Plot, Rows, SeedResult, Verdict, bar_plot
 from trimtab.models.studies.variants import Variant
 
 exhibit = exhibits_in("part-1")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
+EARLY, LATE = f"{GAINED}, early", f"{GAINED}, late"
 
 
 @exhibit(
@@ -96,12 +97,18 @@ def figure_6(run: SeedRun) -> SeedResult:
     """Score reparameterisation: scaling, normalisation and clipping of rewards and advantages."""
     curves, table = _curves_and_outcomes(run, variants.SCORES)
     raw, _, _, *clips, wide, tight = (row[KL] for row in table.values())
-    checks = {
-        "normalised and clipped rewards end at less KL than raw ones": max(clips) < raw,
-        "clipped advantages do, too": max(wide, tight) < raw,
-        "a tighter reward clip keeps the policy nearer": clips[1] < clips[0],
+    nearer = {
+        "normalised and clipped rewards end at less KL than raw ones": _nearer(max(clips), raw),
+        "clipped advantages do, too": _nearer(max(wide, tight), raw),
+        "a tighter reward clip keeps the policy nearer": _nearer(clips[1], clips[0]),
     }
-    return SeedResult(table, checks, curve_plots(curves, STABILITY))
+    checks = {words: effect.measured > 0 for words, effect in nearer.items()}
+    return SeedResult(table, checks, curve_plots(curves, STABILITY), nearer)
+
+
+def _nearer(kl: float, other: float) -> Effect:
+    """How much less the one KL is than the other, nats; looked for is half of the other's."""
+    return Effect(other - kl, other / 2)
 
 
 @exhibit(
@@ -126,15 +133,33 @@ def figure_7(run: SeedRun) -> SeedResult:
 
 @exhibit(arms="starts", claim="The critic's start matters early only; a policy without SFT fails")
 def figure_8(run: SeedRun) -> SeedResult:
-    """Initialisation of critic and policy."""
+    """Initialisation of critic and policy.
+
+    Early and late are the first and the last third of the steps in which the policy is trained,
+    those of the critic alone left out.
+    """
     curves, table = _curves_and_outcomes(run, variants.STARTS)
-    *critics, without_sft = (row["net"] for row in table.values())
-    apart = max(critics) - min(critics)
+    for name, variant in variants.STARTS.items():
+        rows = run.rows(f"policy_{name}", "metrics.jsonl")
+        alone = sum("policy_clip_fraction" not in row["metrics"] for row in rows)
+        trained = curves[variant.label].gained[alone:]
+        third = max(1, len(trained) // 3)
+        table[variant.label][EARLY] = fmean(trained[:third])
+        table[variant.label][LATE] = fmean(trained[-third:])
+    *critics, without_sft = table.values()
+
+    def apart(column: str) -> float:
+        values = [row[column] for row in critics]
+        return max(values) - min(values)
+
     checks = {
-        "critics of three starts end within ten points of each other": apart < 0.1,
-        "without SFT the policy loses against SFT": without_sft < 0,
+        "early the scores of three critics' policies lie further apart than late": (
+            apart(EARLY) > apart(LATE)
+        ),
+        "critics of three starts end within ten points of each other": apart("net") < 0.1,
+        "without SFT the policy loses against SFT": without_sft["net"] < 0,
     }
-    plots = curve_plots(curves, ("score", "gold", "kl", "response_length"))
+    plots = curve_plots(curves, ("gained", "gold", "kl", "response_length"))
     return SeedResult(table, checks, plots)
 
 
@@ -218,13 +243,14 @@ def joint_clips(run: SeedRun) -> SeedResult:
     Normalised rewards at two clips, each with normalised advantages at two clips and none.
     """
     curves, table = _curves_and_outcomes(run, variants.JOINT_CLIPS)
-    rows, checks = list(table.values()), {}
+    rows, checks, nearer = list(table.values()), {}, {}
     for score, (alone, *both) in ((0.8, rows[:3]), (0.3, rows[3:])):
-        nearer = all(row[KL] < alone[KL] for row in both)
-        checks[f"reward clip {score:g}: with either advantage clip KL ends lower"] = nearer
+        words = f"reward clip {score:g}: with either advantage clip KL ends lower"
+        nearer[words] = _nearer(max(row[KL] for row in both), alone[KL])
+        checks[words] = nearer[words].measured > 0
         gain = fmean(row["net"] for row in both) <= alone["net"] + 0.05
         checks[f"reward clip {score:g}: on average they win at most five points more"] = gain
-    return SeedResult(table, checks, curve_plots(curves, ("score", "gold", "kl")))
+    return SeedResult(table, checks, curve_plots(curves, ("gained", "gold", "kl")), nearer)
 
 
 @exhibit(
@@ -251,7 +277,9 @@ def alignment_tax(run: SeedRun) -> SeedResult:
         for label in lines
     }
     without, *with_loss = lines
-    checks = {"without it PPO loses a tenth of the forget set": lines[without][1][0] > 0.1}
+    checks: dict[str, Verdict] = {
+        "without it PPO loses a tenth of the forget set": lines[without][1][0] > 0.1
+    }
     for label in with_loss:
         won = zip(nets[label], nets[without], strict=True)
         checks |= loses_less(f"{label}: less is lost", lines[label], lines[without])
@@ -262,7 +290,7 @@ def alignment_tax(run: SeedRun) -> SeedResult:
 
 def _curves_and_outcomes(
     run: SeedRun, compared: Mapping[str, Variant]
-) -> tuple[dict[str, Curve], Rows]:
+) -> tuple[dict[str, GainCurve], Rows]:
     """Each run's curves, and a row of its last steps, its answers and their outcome."""
     curves = run.curves(compared)
     table = curves_table(curves)

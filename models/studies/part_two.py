@@ -32,7 +32,16 @@ from trimtab.models.studies.measures import (
     unevenness,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Line, Plot, Rows, SeedResult, bar_plot, line_at, line_of
+from trimtab.models.studies.results import (
+    Line,
+    Plot,
+    Rows,
+    SeedResult,
+    Verdict,
+    bar_plot,
+    line_at,
+    line_of,
+)
 from trimtab.models.studies.variants import TREATMENTS, WITH_DROPOUT, Variant
 
 exhibit = exhibits_in("part-2")
@@ -492,7 +501,7 @@ def denoised_policies(run: SeedRun) -> SeedResult:
     table, lines = read_by_kl(variants.DENOISED_AT_KL, variants.KL_COEFS, read, "net")
     plain, *denoised = lines
     right = [accuracy_of(table[f"{label}, KL coefficient 0"]) for label in lines]
-    checks = {"flips make the reward model more accurate": right[1] > right[0]}
+    checks: dict[str, Verdict] = {"flips make the reward model more accurate": right[1] > right[0]}
     for label in denoised:
         is_better = is_more_at_equal_kl(lines[label], lines[plain])
         checks[f"{label}: at equal KL the policy is better"] = is_better

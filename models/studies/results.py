@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Status = Literal["held", "in part", "not held"]
+# Whether a run shows a part of a claim; None: it cannot tell.
+Verdict = bool | None
+Status = Literal["held", "in part", "not held", "cannot tell"]
 MAX_FIGURES = 4
 NO_WIDTH = 1e-12
 # The last row of a table.
@@ -62,17 +64,29 @@ def line_of(rows: Iterable[Mapping[str, float]], x: str, y: str) -> Line:
     return [at for at, _ in points], [value for _, value in points]
 
 
+class Effect(NamedTuple):
+    """A difference that a part of a claim is about, in the unit of what is compared.
+
+    measured: positive on the claim's side. least: the smallest that the claim means.
+    """
+
+    measured: float
+    least: float
+
+
 @dataclass(frozen=True)
 class SeedResult:
     """The result of one seed's run.
 
     table: row to column to value. checks: each part of the paper's claim, in words, and whether
-    this run shows it. plots: each of the same title in every seed.
+    this run shows it. plots: each of the same title in every seed. effects: what parts of the
+    claim are about, where it may be less than seeds differ by.
     """
 
     table: Rows
-    checks: dict[str, bool]
+    checks: Mapping[str, Verdict]
     plots: list[Plot] = field(default_factory=list)
+    effects: Mapping[str, Effect] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,28 +106,40 @@ class Cell:
 class ExhibitResult:
     """The result of all seeds together.
 
-    checks: each part of the claim with the seeds that show it and those that do not. remark: what
-    else there is to say of all seeds.
+    checks: each part of the claim, and by seed whether it shows it. remark: what else there is to
+    say of all seeds.
     """
 
     seeds: list[int]
     table: dict[str, dict[str, Cell]]
-    checks: dict[str, list[bool]]
+    checks: dict[str, list[Verdict]]
     status: Status
     sentence: str
     remark: str = ""
+
+    @property
+    def counts(self) -> dict[str, str]:
+        """`count_of` each part of the claim."""
+        return {words: count_of(seen) for words, seen in self.checks.items()}
 
 
 def combine_seeds(
     results: Mapping[int, SeedResult], remark: Callable[[Sequence[SeedResult]], str] | None = None
 ) -> ExhibitResult:
-    """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
+    """The result over all seeds, of those by seed; ValueError where their rows or checks differ.
+
+    Parts of the claim whose effect the seeds `can_tell` from none or from the least are as each
+    seed shows them; of the others no seed can tell.
+    """
     first, *others = results.values()
     if any(_shape(other) != _shape(first) for other in others):
         raise ValueError("results of different seeds have different rows, columns or checks")
     checks = {
         words: [result.checks[words] for result in results.values()] for words in first.checks
     }
+    for words in first.effects:
+        if not can_tell([result.effects[words] for result in results.values()]):
+            checks[words] = [None] * len(results)
     table = {
         row: {
             column: _cell([result.table[row][column] for result in results.values()])
@@ -145,6 +171,20 @@ def precision(rows: Sequence[Sequence[float]]) -> float | None:
     return width if width > NO_WIDTH else None
 
 
+def can_tell(effects: Sequence[Effect]) -> bool:
+    """Whether the seeds tell an effect from none, or from the least that is looked for: the 95 %
+    t-interval of its mean is above 0, or below the mean of the least.
+
+    One seed, and seeds that agree, have no interval: they tell what they show.
+    """
+    measured = [effect.measured for effect in effects]
+    width = precision([measured, [0.0] * len(effects)])
+    if width is None:
+        return True
+    mean = statistics.fmean(measured)
+    return mean > width or mean + width < statistics.fmean(effect.least for effect in effects)
+
+
 def columns_of(table: Mapping[str, Mapping[str, object]]) -> list[str]:
     """All columns that any row has, in order."""
     return list(dict.fromkeys(column for row in table.values() for column in row))
@@ -170,19 +210,32 @@ def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
     return "; ".join(parts[:MAX_FIGURES] + more)
 
 
-def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
-    """Held: every part in every seed. Not held: every part fails in most seeds, or in half."""
+def status_of(checks: Mapping[str, Sequence[Verdict]]) -> Status:
+    """Held: every part in every seed. Cannot tell: most seeds, or half, cannot tell any part. Not
+    held: every part that they can tell fails in most seeds that can tell, or in half.
+    """
     if all(all(seen) for seen in checks.values()):
         return "held"
-    if all(2 * sum(seen) <= len(seen) for seen in checks.values()):
-        return "not held"
-    return "in part"
+    told = [
+        [is_shown for is_shown in seen if is_shown is not None]
+        for seen in checks.values()
+        if 2 * seen.count(None) < len(seen)
+    ]
+    if not told:
+        return "cannot tell"
+    return "not held" if all(2 * sum(seen) <= len(seen) for seen in told) else "in part"
+
+
+def count_of(seen: Sequence[Verdict]) -> str:
+    """How many show it, as in `2 of 3`, and how many cannot tell."""
+    unclear = seen.count(None)
+    return f"{seen.count(True)} of {len(seen)}" + (f", {unclear} cannot tell" if unclear else "")
 
 
 def _shape(result: SeedResult) -> tuple[object, ...]:
     """The names of rows and columns, in order, and those of the checks."""
     rows = [(row, list(columns)) for row, columns in result.table.items()]
-    return rows, result.checks.keys()
+    return rows, result.checks.keys(), result.effects.keys()
 
 
 def _cell(values: list[float]) -> Cell:
@@ -190,14 +243,21 @@ def _cell(values: list[float]) -> Cell:
     return Cell(statistics.fmean(values), std, values)
 
 
-def _sentence(checks: Mapping[str, Sequence[bool]], status: Status) -> str:
+def _sentence(checks: Mapping[str, Sequence[Verdict]], status: Status) -> str:
     """The status in words: how many seeds show each part of the claim."""
-    begin = {"held": "It held", "in part": "It held in part", "not held": "It did not hold"}
-    parts = "; ".join(f"{words}: {_count(seen)}" for words, seen in checks.items())
+    begin = {
+        "held": "It held",
+        "in part": "It held in part",
+        "not held": "It did not hold",
+        "cannot tell": "It cannot be told",
+    }
+    parts = "; ".join(f"{words}: {_answer(seen)}" for words, seen in checks.items())
     return f"{begin[status]}. {parts}."
 
 
-def _count(seen: Sequence[bool]) -> str:
-    if any(seen) and not all(seen):
-        return f"in {sum(seen)} of {len(seen)} seeds"
-    return ("yes" if seen[0] else "no") + (f", in all {len(seen)} seeds" if seen[1:] else "")
+def _answer(seen: Sequence[Verdict]) -> str:
+    if len(set(seen)) > 1:
+        shown, *unclear = count_of(seen).split(", ")
+        return ", ".join([f"in {shown} seeds", *unclear])
+    answer = {True: "yes", False: "no", None: "cannot tell"}[seen[0]]
+    return answer + (f", in all {len(seen)} seeds" if seen[1:] else "")

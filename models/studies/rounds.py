@@ -23,7 +23,7 @@ from trimtab.models.studies.measures import (
 )
 from trimtab.models.studies.registry import exhibits_in
 from trimtab.models.studies.results import Line, Plot, SeedResult, line_at, line_of
-from trimtab.models.studies.variants import ROUND_ARMS
+from trimtab.models.studies.variants import ROUND_ARMS, dynamic_kl
 
 exhibit = exhibits_in("part-2")
 TENTHS = [index / 10 for index in range(11)]
@@ -89,7 +89,7 @@ def figure_15(run: SeedRun) -> SeedResult:
     result = _compare_with_rivals(run, rounds[-1], versus, "held_out")
     inside = run.outcome(f"judge_meta_{len(rounds)}")["net"]
     less = {"SFT by less than in distribution": result.table["SFT"]["net"] < inside}
-    return SeedResult(result.table, result.checks | less, result.plots)
+    return SeedResult(result.table, {**result.checks, **less}, result.plots)
 
 
 def _compare_with_rivals(run: SeedRun, judged: str, versus: str, eval_set: str) -> SeedResult:
@@ -163,7 +163,8 @@ def figure_17(run: SeedRun) -> SeedResult:
     """Training curves of the rounds and of vanilla PPO.
 
     MetaRM's rounds are at a fixed KL coefficient and at one that is steered to a KL; PPO-max on the
-    reward model has as many steps. At equal KL: wins less losses by KL, a point a round.
+    reward model has as many steps. At equal KL: wins less losses by KL, a point a round; it cannot
+    be told where the coefficient is never raised, as the target was not reached then.
     """
     numbers = range(1, len(_rounds(run, "meta")) + 1)
     ours, plain = ROUND_ARMS["meta"].label, ROUND_ARMS["plain"].label
@@ -183,8 +184,12 @@ def figure_17(run: SeedRun) -> SeedResult:
         rows[label] = [table[f"{label}, round {n}"] for n in numbers]
         for row, policy in zip(rows[label], policies, strict=True):
             row["net"] = policy["net"]
+    coefs = [_kl_coefs(run, f"policy_dynamic_meta_{n}") for n in numbers]
+    for n, row, by_step in zip(numbers, rows[dynamic], coefs, strict=True):
+        row |= {"KL target, nats": dynamic_kl(n)["kl_target"], "last KL coefficient": by_step[-1]}
     both = zip(rows[ours], rows[plain], strict=True)
-    is_better = is_more_at_equal_kl(lines[dynamic], lines[ours])
+    is_held = any(max(by_step) > by_step[0] for by_step in coefs)
+    is_better = is_more_at_equal_kl(lines[dynamic], lines[ours]) if is_held else None
     checks = {
         "the score rises in every round": all(row[GAINED] > 0 for row in rows[ours]),
         "in every round KL ends below that on the reward model as it is": all(
@@ -201,3 +206,8 @@ def figure_17(run: SeedRun) -> SeedResult:
         note="A point a round.",
     )
     return SeedResult(table, checks, [*curve_plots(curves, STABILITY), by_kl])
+
+
+def _kl_coefs(run: SeedRun, role: str) -> list[float]:
+    """The KL coefficient of a policy by step."""
+    return [row["metrics"]["kl_coef"] for row in run.rows(role, "metrics.jsonl")]

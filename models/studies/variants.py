@@ -126,8 +126,19 @@ ROUND_ARMS = {
     "meta": Variant("MetaRM", _ASCENT),
     "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
 }
-# [RM figure 17] Changes of PPOConfig: the KL, nats an answer, is not in the paper.
-DYNAMIC_KL = {"kl_target": 1.0, "kl_horizon": 100}
+# Nats, an answer: lines that share less are too short to be compared.
+LEAST_SHARED_KL = 0.1
+
+
+def dynamic_kl(number: int) -> dict[str, float]:
+    """[RM figure 17] Changes of PPOConfig in a round, from 1.
+
+    The paper has no target. Here it rises by as much as lines must share to be compared: a fixed
+    coefficient comes further in the first rounds, so that the controller has to hold the policy.
+    """
+    return {"kl_target": round(number * LEAST_SHARED_KL, 6), "kl_horizon": 100}
+
+
 DROPOUT = 0.05  # [RM] Of contrastive reward models.
 # [RM] The fields of ContrastiveConfig, with the constants of the paper.
 _SWAV = {"kind": "swav", "temperature": 0.1}
@@ -191,6 +202,14 @@ IMPORTANCE_WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unweighed": (_WEIGHED, ("policy_first", "policy_first")),
     "weighed": (_WEIGHED, _WRITERS),
     "printed": (_WEIGHED | {"importance_baseline": "itself"}, _WRITERS),
+}
+# [AM 4.1] The tasks of the paper share skills: PPO's prompts with those of the expert families.
+SHARED_FAMILIES = {"world": {"num_policy_experts": 480}}
+SHARED_REHEARSALS = {
+    f"shared_{name}": Variant(
+        f"families shared: {REHEARSALS[name].label}", REHEARSALS[name].changes
+    )
+    for name in ("without", "policy")
 }
 # [AM 3.2] Other criteria by which examples of a cluster are kept; scores, at SFT's prompts.
 CRITERIA = {

@@ -30,14 +30,26 @@ def trained(
     score: list[float] | None = None,
     perplexity: list[float] | None = None,
     gold: list[float] | None = None,
+    kl_coef: list[float] | None = None,
+    critic_steps: int = 0,
 ) -> Files:
-    """A policy's curves, a value a step: of gold so many tenths of the samples are right."""
+    """A policy's curves, a value a step: of gold so many tenths of the samples are right; in the
+    first `critic_steps` the critic is trained alone."""
     score = score or [float(n) for n in range(len(kl))]
     perplexity = perplexity or [2.0] * len(kl)
     monitors = [
-        {"score": s, "kl": k, "perplexity": p, "response_length": 5.0, "score_std": 2.0}
-        for s, k, p in zip(score, kl, perplexity, strict=True)
+        {
+            "score": s,
+            "kl": k,
+            "perplexity": p,
+            "response_length": 5.0,
+            "score_std": 2.0,
+            "kl_coef": c,
+        }
+        for s, k, p, c in zip(score, kl, perplexity, kl_coef or [0.1] * len(kl), strict=True)
     ]
+    for row in monitors[critic_steps:]:
+        row["policy_clip_fraction"] = 0.0
     metrics = [{"step": n, "time": 0.0, "metrics": m} for n, m in enumerate(monitors, start=1)]
     rollouts = [
         {"step": n, "prompt": PROMPT, "response": GOOD if index < 10 * right else BAD, "score": 0.0}
@@ -47,9 +59,15 @@ def trained(
     return {"metrics.jsonl": metrics, "rollouts.jsonl": rollouts}
 
 
-def policy(name: str, net: float, kl: list[float], **curves: list[float]) -> dict[str, Files]:
-    """All roles of one policy that is judged against SFT."""
+def scored(*scores: float) -> Files:
+    """Answers to the main prompts, by their scores."""
+    return {"responses.jsonl": [{"set": "main", "score": score} for score in scores]}
+
+
+def policy(name: str, net: float, kl: list[float], **curves: Any) -> dict[str, Files]:
+    """All roles of one policy that is judged against SFT; at its start scores are 0, spread 2."""
     return {
+        f"eval_start_{name}": scored(-2.0, 2.0),
         f"policy_{name}": trained(kl, **curves),
         f"eval_{name}": answered(kl[-1]),
         f"judge_{name}": judged(net),

@@ -22,7 +22,13 @@ from trimtab.models.studies.advantage_model import (
     rehearsal_criteria,
     table_2,
 )
-from trimtab.models.studies.variants import EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
+from trimtab.models.studies.results import Verdict
+from trimtab.models.studies.variants import (
+    EPOCHS,
+    REHEARSAL_KL_COEFS,
+    REHEARSALS,
+    SHARED_REHEARSALS,
+)
 
 TASKS = {"test.jsonl": [pair("e0", "add"), pair("e1", "sort")]}
 
@@ -83,34 +89,53 @@ def test_figure_4_compares_spreads_between_tasks(run: Run) -> None:
     assert not any(figure_4(run(roles)).checks.values())
 
 
-def _policies(nets: dict[str, float]) -> dict[str, Any]:
+def _policies(nets: dict[str, float], gold: list[float]) -> dict[str, Any]:
     roles: dict[str, Any] = {}
     for name in ARMS:
-        roles |= policy(name, nets[name], [0.0] * 3, gold=[0.5, 0.9, 0.7])
+        roles |= policy(name, nets[name], [0.0] * len(gold), gold=gold)
+        if gold == NO_GOLD:
+            roles[f"eval_{name}"] = {"responses.jsonl": [{"set": "main", "kl": 1.0, "length": 5}]}
     return roles
 
 
-def test_figure_5_wants_the_advantage_model_first(run: Run) -> None:
-    nets = {"raw_scores_rm": 0.0, "reward_model": 0.1, "advantage_model": 0.2, "full": 0.2}
-    reading = figure_5(run(_policies(nets)))
+NO_GOLD = [0.0] * 3
+
+
+def test_figure_5_wants_the_advantage_model_first_and_no_fall(run: Run) -> None:
+    nets = dict.fromkeys(ARMS, 0.2) | {"raw_reward_model": 0.0, "reward_model": 0.1}
+    reading = figure_5(run(_policies(nets, [0.0, 1.0, 0.9])))
+    # Of all that was gained a tenth is lost again.
     assert all(reading.checks.values())
     row = reading.table["Advantage Model"]
-    assert row["gold, best less last"] == pytest.approx(0.2)
-    nets["advantage_model"] = 0.0
-    assert not any(figure_5(run(_policies(nets))).checks.values())
+    assert row["gold, best less first"] == pytest.approx(1.0)
+    assert row["gold, best less last"] == pytest.approx(0.1)
+    nets |= {"raw_advantage_model": 0.0, "advantage_model": 0.0}
+    assert not any(figure_5(run(_policies(nets, [0.5, 1.0, 0.9]))).checks.values())
+    assert list(figure_5(run(_policies(nets, NO_GOLD))).checks.values())[-1] is None
+
+
+def _table_2(run: Run, **outcomes: tuple[float, float]) -> dict[str, Verdict]:
+    """Wins less losses on the main and on the forget set, of each arm."""
+    roles = {
+        f"judge_{name}": judged(main, forget=forget) for name, (main, forget) in outcomes.items()
+    }
+    reading = table_2(run(roles))
+    lost = reading.table["Advantage Model + rehearsal, scores normalised"]["forget, lose"]
+    assert lost == pytest.approx(0.25 - outcomes["full"][1] / 2)
+    return dict(reading.checks)
 
 
 def test_table_2_counts_what_is_lost_of_the_forget_set(run: Run) -> None:
-    def roles(*outcomes: tuple[float, float]) -> dict[str, Any]:
-        """Wins less losses on the main and on the forget set, of each arm."""
-        pairs = zip(ARMS, outcomes, strict=True)
-        return {f"judge_{name}": judged(main, forget=forget) for name, (main, forget) in pairs}
-
-    reading = table_2(run(roles((0.1, -0.4), (0.2, -0.3), (0.3, -0.2), (0.3, -0.1))))
-    assert all(reading.checks.values())
-    assert reading.table["Advantage Model + rehearsal"]["forget, lose"] == pytest.approx(0.3)
-    worse = roles((0.1, -0.4), (0.2, -0.1), (0.1, -0.2), (0.1, -0.3))
-    assert not any(table_2(run(worse)).checks.values())
+    reward, advantage, rehearsed = (0.1, -0.3), (0.3, -0.2), (0.3, -0.1)
+    better = {"raw_reward_model": reward, "reward_model": reward}
+    better |= {"raw_advantage_model": advantage, "advantage_model": advantage}
+    better |= {"raw_full": rehearsed, "full": rehearsed}
+    assert all(_table_2(run, **better).values())
+    # On raw scores alone it is as bad as can be; to lose as much as the least is not to lose least.
+    worse = better | {"raw_advantage_model": (0.1, -0.3), "raw_full": (0.3, -0.3)}
+    seen = _table_2(run, **worse)
+    assert list(seen.values()) == [False, False, False, True, True, True]
+    assert list(seen)[-1] == "rehearsal loses least of the forget set, scores normalised"
 
 
 def _confident(gap: float, right: int) -> dict[str, Any]:
@@ -135,15 +160,17 @@ def test_calibration_is_compared_where_the_reward_model_is_overconfident(run: Ru
     assert list(reading.checks.values())[:4] == [True] * 4
     humble = {f"scorer_epochs_{n}": _confident(1.0, 15) for n in EPOCHS}
     nothing = calibration(run({"preferences": preferences, **humble, **ours}))
-    assert not any(nothing.checks.values())
+    assert list(nothing.checks.values()) == [False, None, None, None, None]
 
 
 def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
     def roles(**lost: float) -> dict[str, Any]:
         examples = [{"category": "main"}]
         found: dict[str, Any] = {"rehearsal_policy": {"rehearsal.jsonl": examples}}
-        found["rehearsal_random"] = {"rehearsal.jsonl": [*examples, {"category": "forget"}]}
-        for name in REHEARSALS:
+        for name in ("random", "shared_policy"):
+            shown = [*examples, {"category": "forget"}]
+            found[f"rehearsal_{name}"] = {"rehearsal.jsonl": shown}
+        for name in (*REHEARSALS, *SHARED_REHEARSALS):
             for coef in REHEARSAL_KL_COEFS:
                 rows = [
                     {"set": place, "kl": 2 - 5 * coef, "length": 5, "category": place}
@@ -153,14 +180,20 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
                 found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
         return found
 
-    reading = rehearsal(run(roles(without=0.4, policy=0.3, random=0.2, demonstrations=0.1)))
+    lost = {"without": 0.4, "policy": 0.3, "random": 0.2, "demonstrations": 0.1}
+    shared = {"shared_without": 0.3, "shared_policy": 0.2}
+    reading = rehearsal(run(roles(**lost, **shared)))
     assert all(reading.checks.values())
+    assert (
+        "families shared: rehearsal, PPO's prompts loses less than families shared: without "
+        in (" ".join(reading.checks))
+    )
     row = reading.table["rehearsal, SFT's prompts, KL coefficient 0.05"]
     assert row["forget, lose"] == pytest.approx(0.1)
     assert row["KL, nats"] == row["KL, nats, forget set"] == pytest.approx(1.75)
     unshown = [row.get(UNSHOWN) for row in reading.table.values()][:: len(REHEARSAL_KL_COEFS)]
-    assert unshown == [None, 1.0, None, 0.0]
-    alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, demonstrations=0.1)))
+    assert unshown == [None, 1.0, None, 0.0, None, 0.0]
+    alike = rehearsal(run(roles(**dict.fromkeys((*lost, *shared), 0.1))))
     assert not any(alike.checks.values())
 
 

@@ -13,6 +13,7 @@ from trimtab.models.studies.frontier import (
     highest,
     is_more_at_equal_kl,
     lead_of,
+    loses_less,
     shared_kl,
 )
 
@@ -33,14 +34,27 @@ def test_lines_are_compared_where_both_reach() -> None:
 
 def test_lines_that_share_a_sliver_are_not_compared() -> None:
     """The ramp ends at 2 nats: the other begins a little more, or less, before that."""
-    for begin, is_compared in ((1.9 - 0.01, True), (1.9 + 0.01, False)):
+    for begin, is_more, is_less in ((1.9 - 0.01, True, False), (1.9 + 0.01, None, None)):
         other = _flat(0.2, begin, 3.0)
         lead = lead_of(RAMP, other)
         assert lead is not None and lead > 0
-        assert is_more_at_equal_kl(RAMP, other) is is_compared
-        assert not is_more_at_equal_kl(other, RAMP)
+        assert is_more_at_equal_kl(RAMP, other) is is_more
+        assert is_more_at_equal_kl(other, RAMP) is is_less
     assert pytest.approx(0.1) == LEAST_SHARED_KL
-    assert not is_more_at_equal_kl(RAMP, _flat(0.2, 5.0, 6.0))
+    assert is_more_at_equal_kl(RAMP, _flat(0.2, 5.0, 6.0)) is None
+
+
+def test_less_that_is_lost_at_other_kl_is_not_told() -> None:
+    """Near the start less is lost, whatever it comes from."""
+    near, far = ([0.4, 0.2], [0.02, 0.01]), ([6.0, 0.5], [0.5, 0.05])
+    assert loses_less("A", near, far) == {
+        "A at every KL coefficient": True,
+        "A at equal KL": None,
+    }
+    # From .5 to 4 nats .05 to .05 + .45 * 3.5 / 5.5 is lost of the one, .01 to .02 of the other.
+    wider = ([4.0, 0.2], [0.02, 0.01])
+    assert loses_less("A", wider, far)["A at equal KL"] is True
+    assert loses_less("A", far, wider)["A at equal KL"] is False
 
 
 def test_lines_may_cross() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.models.studies.conftest import Run
+from tests.models.studies.policies_by_hand import scored
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.measures import unevenness
 from trimtab.models.studies.part_one import figure_9
@@ -47,7 +48,7 @@ def test_gold_decides_and_reward_models_where_there_is_none(run: Run) -> None:
 
 
 def _policy(kl: list[float]) -> dict[str, Any]:
-    monitors = {"perplexity": 2.0, "response_length": 5.0, "score_std": 1.0}
+    monitors = {"perplexity": 2.0, "response_length": 5.0, "score_std": 9.0}
     metrics = [
         {"step": n, "time": 0.0, "metrics": {**monitors, "score": float(n), "kl": value}}
         for n, value in enumerate(kl, start=1)
@@ -58,9 +59,10 @@ def _policy(kl: list[float]) -> dict[str, Any]:
 def test_ppo_max_is_stable_only_below_its_bound_of_kl(run: Run) -> None:
     answers = {"responses.jsonl": [{"set": "main", "kl": 1.0, "length": 5}]}
     roles = {"eval_ppo_max_rm": answers, "judge_ppo_max_rm": _judged(0.5, 0.1)}
+    roles["eval_start_ppo_max_rm"] = scored(0.0, 2.0)
     steady = figure_9(run({**roles, "policy_ppo_max_rm": _policy([0.1, 0.5, 1.0])}))
     assert all(steady.checks.values())
-    # The score rises from 1 by 2 of its spread; KL ends at 1.
+    # SFT's answers score 1 at a spread of 1, whatever the first steps do: 3 is 2 spreads more.
     row = steady.table["PPO-max"]
     assert (row["score gained, spreads"], row["KL, nats"]) == (2.0, 1.0)
     jump = figure_9(run({**roles, "policy_ppo_max_rm": _policy([0.1, 2.5, 1.0])}))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.models.studies.conftest import Run, pair, score, truth
 from tests.models.studies.policies_by_hand import answered, judged, policy
+from trimtab.models.studies.part_one import (
+    EARLY as EARLY_GAIN,
+)
+from trimtab.models.studies.part_one import (
+    LATE as LATE_GAIN,
+)
 from trimtab.models.studies.part_one import (
     alignment_tax,
     figure_3,
@@ -16,6 +24,7 @@ from trimtab.models.studies.part_one import (
     score_distributions,
 )
 from trimtab.models.studies.part_one import figure_8 as starts
+from trimtab.models.studies.results import SeedResult, Verdict, combine_seeds
 from trimtab.models.studies.variants import (
     CONSTRAINTS,
     EARLY,
@@ -57,6 +66,22 @@ def test_figure_6_compares_where_runs_end(run: Run) -> None:
     assert list(figure_6(run(_by_kl(kl, {}))).checks.values()) == [False, False, False]
 
 
+def test_figure_6_cannot_tell_where_seeds_differ_by_more_than_half_of_the_kl(run: Run) -> None:
+    """Raw scores end at 5 nats: the least that is looked for is 2.5."""
+
+    def read(clipped: float) -> SeedResult:
+        kl = dict.fromkeys(SCORES, 1.0) | {"vanilla": 5.0, "normalised_clip_80": clipped}
+        return figure_6(run(_by_kl(kl, {})))
+
+    words, clips_do, _ = read(1.0).checks
+    # Less by 4, 1 and -3 nats: .67 +- 8.7. Clipped advantages by 4 in every seed.
+    wide = combine_seeds({seed: read(kl) for seed, kl in enumerate((1.0, 4.0, 8.0))})
+    assert wide.checks[words] == [None] * 3 and wide.checks[clips_do] == [True] * 3
+    # More by .3, .4 and .5 nats: nowhere near 2.5 less.
+    close = combine_seeds({seed: read(kl) for seed, kl in enumerate((5.3, 5.4, 5.5))})
+    assert close.checks[words] == [False] * 3
+
+
 def test_figure_7_wants_less_kl_the_more_it_costs(run: Run) -> None:
     kl = {"vanilla": 5.0, "kl_05": 3.0, "kl_10": 2.0, "kl_20": 1.0}
     kl |= {"importance": 4.0, "importance_kl_05": 2.5, "entropy": 6.0}
@@ -70,15 +95,32 @@ def test_figure_7_wants_less_kl_the_more_it_costs(run: Run) -> None:
     assert not any(figure_7(run(_by_kl(kl, nets))).checks.values())
 
 
-def test_figure_8_compares_starts(run: Run) -> None:
-    kl = dict.fromkeys(STARTS, 1.0)
+def _started(nets: dict[str, float], scores: dict[str, list[float]]) -> dict[str, object]:
+    """Six steps each, before which the pre-trained critic of the first is trained alone for two."""
+    roles: dict[str, object] = {}
+    for name in STARTS:
+        alone = 2 if name == "ppo_max_rm" else 0
+        kl = [0.0] * (6 + alone)
+        score = [99.0] * alone + scores[name]
+        roles |= policy(name, nets[name], kl, score=score, critic_steps=alone)
+    return roles
+
+
+def test_figure_8_compares_starts_early_and_late(run: Run) -> None:
     alike = {"ppo_max_rm": 0.3, "critic_scorer": 0.25, "critic_policy": 0.21, "without_sft": -0.5}
-    assert all(starts(run(_by_kl(kl, alike))).checks.values())
+    rising = {name: [0.0, 2.0, 4.0, 4.0, 6.0, 8.0] for name in STARTS}
+    slow = rising | {"critic_policy": [0.0, 0.0, 2.0, 4.0, 6.0, 7.0]}
+    reading = starts(run(_started(alike, slow)))
+    assert all(reading.checks.values())
+    # Thirds are of two steps, in spreads of 2: (0 + 1) / 2 and (3 + 4) / 2.
+    row = reading.table["critic: reward model, pre-trained"]
+    assert (row[EARLY_GAIN], row[LATE_GAIN]) == (0.5, 3.5)
+    late = rising | {"critic_policy": [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]}
     apart = alike | {"critic_policy": 0.1, "without_sft": 0.1}
-    assert not any(starts(run(_by_kl(kl, apart))).checks.values())
+    assert not any(starts(run(_started(apart, late))).checks.values())
 
 
-def _early(run: Run, right: dict[str, int], nets: dict[str, float]) -> dict[str, bool]:
+def _early(run: Run, right: dict[str, int], nets: dict[str, float]) -> Mapping[str, Verdict]:
     """Of twenty test pairs so many ordered rightly by each reward model; their policies."""
     rows = [str(number) for number in range(20)]
     roles: dict[str, dict[str, object]] = {
@@ -144,14 +186,20 @@ def test_advantage_clips_are_compared_at_one_reward_clip(run: Run) -> None:
     assert not any(joint_clips(run(roles(1.5, 0.2))).checks.values())
 
 
-def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict[str, bool]:
-    """By the weight of the pre-training loss: net on the forget set, and on the main prompts."""
+def _taxed(
+    run: Run, lost: dict[float, float], main: dict[float, float], step: float = 5.0
+) -> Mapping[str, Verdict]:
+    """By the weight of the pre-training loss: net on the forget set, and on the main prompts.
+
+    Without it KL falls from 2 nats by 5 a KL coefficient, with it by `step`.
+    """
     roles: dict[str, dict[str, object]] = {}
     for kl_coef in PTX_KL_COEFS:
         for coef in lost:
             name = f"ptx_{coef:g}_{kl_coef:g}"
             verdicts = judged(main[coef], forget=lost[coef])
-            roles |= {f"eval_{name}": answered(2 - 5 * kl_coef), f"judge_{name}": verdicts}
+            kl = 2 - 5 * kl_coef if coef == 0 else 2 - step * kl_coef
+            roles |= {f"eval_{name}": answered(kl), f"judge_{name}": verdicts}
     return alignment_tax(run(roles)).checks
 
 
@@ -160,3 +208,10 @@ def test_the_tax_is_what_is_lost_without_the_pre_training_loss(run: Run) -> None
     assert all(kept.values()) and len(kept) == 7
     dear = {0.0: 0.3, 0.1: 0.2, 1.0: 0.1}
     assert not any(_taxed(run, {0.0: 0.4, 0.1: 0.2, 1.0: 0.4}, dear).values())
+
+
+def test_a_tax_at_other_kl_is_not_told(run: Run) -> None:
+    """With the loss all KL coefficients give 2 nats or hardly less."""
+    taxed = _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys((0.0, 0.1, 1.0), 0.3), 0.1)
+    untold = [words for words, seen in taxed.items() if seen is None]
+    assert untold == [f"weight {coef}: less is lost at equal KL" for coef in ("0.1", "1")]

@@ -16,8 +16,10 @@ from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.stages.study import READERS
 from trimtab.models.studies.papers import (
     EARLIER_WORLD,
+    TOSSED,
     all_tables,
     cards_below,
+    chance_line,
     index_page,
     paper_page,
 )
@@ -107,7 +109,7 @@ CARD: dict[str, Any] = {
 def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
     cards = {"study-part-2-figure-3-default": CARD}
     title = "[Secrets of RLHF Part II: reward modeling](papers/part-2.md)"
-    assert f"| {title} | 0 | 1 | 0 | 21 |" in index_page(cards)
+    assert f"| {title} | 0 | 1 | 0 | 0 | 21 |" in index_page(cards)
     papers = all_tables(cards).split("## ")[1:]
     rows = [line for paper in papers for line in paper.splitlines()[4:] if line]
     assert len(rows) == len(EXHIBITS)
@@ -117,6 +119,22 @@ def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
         "| Figure 3 | The stronger the preference, the more often a judge agrees "
     )
     assert mine.endswith(" with its label | default | in part, 1 of 2 |")
+
+
+def test_the_page_says_how_much_would_hold_by_chance(tmp_path: Path) -> None:
+    # Of parts in two seeds a quarter by chance, in three an eighth: 3/4 + 1/8; 1/4 + 1/8 exhibits.
+    two = {"a": [True, True], "b": [True, None], "c": [False, True]}
+    cards = {
+        "x": {**CARD, "checks": two},
+        "y": {**CARD, "checks": {"a": [True] * 3}, "seeds": [2, 3, 4], "status": "held"},
+    }
+    words = (
+        "If every part of a claim tossed a coin in every seed, 0.9 of the 4 parts would be shown "
+        "by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits would be held, and 1 are."
+    )
+    assert chance_line(cards) == words
+    assert index_page(cards).endswith(f"\n\n{words}\n")
+    assert "| in part, 4 of 6, 1 cannot tell |" in all_tables({"x": cards["x"]})
 
 
 def test_what_was_measured_in_an_earlier_world_says_so(tmp_path: Path) -> None:
@@ -148,6 +166,9 @@ def test_what_was_kept_stays_until_it_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    (tmp_path / "docs").mkdir()
+    conclusions = tmp_path / "docs" / "what-holds.md"
+    conclusions.write_text(f"# What holds\n\n{TOSSED}, nobody knows.\n\nMore.\n")
     for name, status in (("figure-3", "held"), ("figure-4", "in part"), ("figure-3", "not held")):
         shutil.rmtree(tmp_path / "home", ignore_errors=True)  # as on another machine
         study = tmp_path / "home" / "reports" / f"study-part-2-{name}-default"
@@ -163,6 +184,10 @@ def test_what_was_kept_stays_until_it_is_run_again(
     assert [row.split(" | ")[3] for row in rows] == ["not held, 1 of 2 |", "in part, 1 of 2 |"]
     assert "[Figure 3](#figure-3)" in rows[0]
     assert "not held.svg" in page
+    # Both parts in two seeds, none of them shown by both.
+    words = chance_line(cards_below(tmp_path / "docs" / "papers"))
+    assert words.startswith(f"{TOSSED}, 0.5 of the 2 parts would be shown by all seeds by chance, ")
+    assert conclusions.read_text() == f"# What holds\n\n{words}\n\nMore.\n"
     kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
     assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
 
@@ -173,3 +198,4 @@ def test_the_papers_pages_are_made_of_the_scorecards_beside_them() -> None:
     assert (docs / "papers.md").read_text(encoding="utf-8") == index_page(cards)
     kept = {path.stem: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
     assert kept == {paper: paper_page(paper, cards, docs / "papers") for paper in TITLES}
+    assert f"\n{chance_line(cards)}\n" in (docs / "what-holds.md").read_text(encoding="utf-8")

@@ -8,16 +8,20 @@ from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.studies.plots import _legend_columns, draw
 from trimtab.models.studies.results import (
     Cell,
+    Effect,
     Plot,
     SeedResult,
+    Verdict,
+    can_tell,
     combine_seeds,
+    count_of,
     key_figures,
     precision,
     status_of,
 )
 
 
-def _result(value: float, *checks: bool) -> SeedResult:
+def _result(value: float, *checks: Verdict) -> SeedResult:
     return SeedResult({"row": {"column": value}}, {f"part {n}": c for n, c in enumerate(checks)})
 
 
@@ -45,10 +49,57 @@ def test_one_seed_has_no_spread() -> None:
         ({"a": [True, True, False]}, "in part"),
         ({"a": [True, True], "b": [False, False]}, "in part"),
         ({"a": [True, False, False]}, "not held"),
+        ({"a": [None, None]}, "cannot tell"),
+        ({"a": [None, True]}, "cannot tell"),
+        ({"a": [True, True, None]}, "in part"),
+        ({"a": [True, True, True], "b": [None, None, None]}, "in part"),
+        # What can be told fails in most seeds, or in half of those that can tell.
+        ({"a": [False, False, False], "b": [None, None, True]}, "not held"),
+        ({"a": [True, None, False]}, "not held"),
     ],
 )
-def test_held_is_every_part_in_every_seed(checks: dict[str, list[bool]], status: str) -> None:
+def test_held_is_every_part_in_every_seed(checks: dict[str, list[Verdict]], status: str) -> None:
     assert status_of(checks) == status
+
+
+def test_what_cannot_be_told_is_counted_and_said() -> None:
+    assert count_of([True, False, True]) == "2 of 3"
+    assert count_of([True, None, False]) == "1 of 3, 1 cannot tell"
+    nothing = combine_seeds({2: _result(1.0, None), 3: _result(1.0, None)})
+    assert nothing.sentence == "It cannot be told. part 0: cannot tell, in all 2 seeds."
+    mixed = combine_seeds({2: _result(1.0, None, True), 3: _result(1.0, True, True)})
+    assert mixed.counts == {"part 0": "1 of 2, 1 cannot tell", "part 1": "2 of 2"}
+    assert mixed.sentence == (
+        "It held in part. part 0: in 1 of 2 seeds, 1 cannot tell; part 1: yes, in all 2 seeds."
+    )
+
+
+def _effects(least: float, *measured: float) -> list[Effect]:
+    return [Effect(value, least) for value in measured]
+
+
+def test_seeds_tell_an_effect_from_none_or_from_the_least() -> None:
+    # Means 2; standard deviation 1, t of two degrees of freedom 4.303: 2 +- 2.484 has 0.
+    assert not can_tell(_effects(4.0, 1.0, 2.0, 3.0))
+    # Up to 4.484: it is less than 4.6.
+    assert can_tell(_effects(4.6, 1.0, 2.0, 3.0))
+    # Mean 3: from .516, more than nothing, whatever is looked for.
+    assert can_tell(_effects(4.0, 2.0, 3.0, 4.0)) and can_tell(_effects(0.1, 2.0, 3.0, 4.0))
+    assert can_tell(_effects(1.0, 0.5)) and can_tell(_effects(1.0, 0.5, 0.5))
+
+
+def test_a_part_that_seeds_are_too_few_for_cannot_be_told() -> None:
+    def result(measured: float, least: float) -> SeedResult:
+        checks = {"less": measured > 0, "other": True}
+        return SeedResult({"row": {"a": 1.0}}, checks, effects={"less": Effect(measured, least)})
+
+    wide = combine_seeds({seed: result(x, 2.0) for seed, x in enumerate((-1.0, 0.0, 4.0))})
+    assert wide.checks == {"less": [None] * 3, "other": [True] * 3}
+    narrow = combine_seeds({seed: result(x, 9.0) for seed, x in enumerate((-1.0, 0.0, 4.0))})
+    assert narrow.checks["less"] == [False, False, True]
+    without = SeedResult({"row": {"a": 1.0}}, {"less": True, "other": True})
+    with pytest.raises(ValueError, match="different rows, columns or checks"):
+        combine_seeds({2: result(1.0, 2.0), 3: without})
 
 
 def test_results_that_do_not_belong_together_are_refused() -> None:

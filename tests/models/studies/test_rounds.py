@@ -17,15 +17,21 @@ def test_figure_17_holds_rounds_against_ppo_on_the_reward_model_as_it_is(run: Ru
     for number in (1, 2):
         roles |= policy(f"plain_{number}", 0.1 * number, [0.0, 5.0 * number])
         roles |= policy(f"meta_{number}", 0.2, [0.0, 2.0 * number])
-        roles |= policy(f"dynamic_meta_{number}", 0.3, [0.0, 2.0 * number])
+        kl, coefs = [0.0, 2.0 * number], [0.2, 0.1 * number]
+        roles |= policy(f"dynamic_meta_{number}", 0.3, kl, kl_coef=coefs)
+    # Lowered alone, or back at .2, the coefficient held nothing.
+    assert list(figure_17(run(roles)).checks.values()) == [True, True, None]
+    roles |= policy("dynamic_meta_2", 0.3, [0.0, 4.0], kl_coef=[0.2, 0.3])
     reading = figure_17(run(roles))
     assert all(reading.checks.values())
+    row = reading.table["MetaRM, dynamic KL penalty, round 2"]
+    assert (row["KL target, nats"], row["last KL coefficient"]) == (0.2, 0.3)
     assert reading.table["MetaRM, dynamic KL penalty, round 2"]["net"] == pytest.approx(0.3)
     line = reading.plots[-1].series["reward model as it is"]
     assert line == ([5.0, 10.0], pytest.approx([0.1, 0.2]))
     fallen = policy("meta_2", 0.3, [0.0, 16.0], score=[1.0, 0.0])
     for number in (1, 2):
-        fallen |= policy(f"dynamic_meta_{number}", 0.0, [0.0, 2.0 * number])
+        fallen |= policy(f"dynamic_meta_{number}", 0.0, [0.0, 2.0 * number], kl_coef=[0.2, 0.3])
     assert not any(figure_17(run({**roles, **fallen})).checks.values())
 
 

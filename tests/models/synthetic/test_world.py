@@ -237,6 +237,22 @@ def test_sets_hold_as_many_of_each_expert_family_and_ppo_trains_on_none() -> Non
     }
 
 
+def test_ppo_may_train_on_demonstrated_prompts_of_every_expert_family() -> None:
+    config = WorldConfig(num_demonstrations=5000, num_pair_prompts=200, num_policy_prompts=100)
+    shared = config.model_copy(update={"num_policy_experts": 80})
+    expert = draw_prompts(EXPERT, sum(family_sizes(config).expert), random.Random(0))
+    main, held_out = (["p"] * sum(family_sizes(config)[index]) for index in (0, 2))
+    plain, sets = (
+        prompt_sets(family_sizes(world), main, expert, held_out) for world in (config, shared)
+    )
+    ours = sets.pop("policy_prompts")
+    assert plain.pop("policy_prompts") == ours[:100] and sets == plain
+    assert Counter(family_of(text).name for text in ours[100:]) == dict.fromkeys(EXPERT, 10)
+    assert {*ours[100:]} <= {*sets["demonstrations"]} - {*sets["eval/forget"]}
+    most = family_sizes(config.model_copy(update={"num_policy_experts": 9999}))
+    assert sum(most.expert) == sum(family_sizes(config).expert) and most.expert[2] == 0
+
+
 def test_flip_probabilities_by_hand() -> None:
     assert flip_probabilities([1, 2, 3], 0.2) == pytest.approx([0.1, 0.2, 0.3])
     # The largest is held at .45; the others share .15 of what three fifths of .2 leave.
