@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.paths import explain, short
-from trimtab.models.config.arms import Arm
+from trimtab.models.config.arms import ARMS, Arm
 from trimtab.models.config.base import (
     LARGEST_SEED,
     RunSeed,
@@ -433,8 +433,20 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
             "ppo.scoring.safety_categories must name categories of pairs for the arm "
             "ppo_max_safety, found none: its two reward models are trained on these and others"
         )
+    unrehearsed = [arm for arm in config.arms if _weighs_unrehearsed(config, arm)]
+    if unrehearsed:
+        yield (
+            "ppo.kl_weights must be uniform for arms of PPO that do not rehearse, found risk for "
+            f"{', '.join(unrehearsed)}: what an arm loses is measured on rehearsed answers"
+        )
     if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
         yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
+
+
+def _weighs_unrehearsed(config: RunConfig, arm: Arm) -> bool:
+    row = ARMS[arm]
+    is_unrehearsed = row.trained_by == "ppo" and not row.rehearses
+    return is_unrehearsed and row.ppo(config.ppo).kl_weights == "risk"
 
 
 def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:

@@ -22,6 +22,7 @@ from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_
 from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.stages.sampling import num_rehearsed
 from trimtab.models.estimates.work import StageInputs, Work
 
 # A sampled token costs some more than one that is passed with others.
@@ -163,7 +164,9 @@ def _stage_inputs(
         scorer_heads=tuple(map(_num_heads, chain.from_iterable(scorers))),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
         num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
-        has_rehearsal="rehearsal" in stage.inputs,
+        num_rehearsed=sum(
+            num_rehearsed(kept.config, amounts) for kept in stages_in(stage.inputs.get("rehearsal"))
+        ),
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,
         sampled=tuple(answers.config for answers in stages_in(stage.inputs.get("responses"))),

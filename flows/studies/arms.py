@@ -295,6 +295,21 @@ def _add_rehearsals(run: Run, compared: Mapping[str, Variant]) -> None:
             add_policy(run, policy, ppo, "advantage_raw", rehearsed=rehearsed)
 
 
+def risk_by_kl(run: Run) -> None:
+    """PPO-max on the Advantage Model at several KL coefficients, with what may keep abilities:
+    answers to what SFT was taught on rehearsed, uniformly and by risk, the KL penalty weighed by
+    that risk, the pre-training loss; and with none of them."""
+    add_both_scorers(run)
+    shown = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
+    add_rehearsal(run, "demonstrations", shown)
+    uniform = {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"}
+    for name, variant in variants.RISKS.items():
+        rehearsed = None if name in ("nothing", "ptx") else "rehearsal_demonstrations"
+        for coef in variants.RISK_KL_COEFS:
+            ppo = with_changes(set_kl(run.config.ppo, coef), {**uniform, **variant.changes})
+            add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
+
+
 def rehearsal_criteria(run: Run) -> None:
     """PPO-max without a KL penalty, rehearsing examples that are kept by other criteria."""
     add_both_scorers(run)

@@ -202,7 +202,7 @@ def ppo_without_rehearsal(
 ) -> PPOConfig:
     """PPO-max, changed, at the recipe's KL coefficient or `set_kl` of another."""
     ppo = run.config.ppo if kl_coef is None else set_kl(run.config.ppo, kl_coef)
-    return with_changes(ppo, {"rehearsal_coef": 0.0, **changes})
+    return with_changes(ppo, {"rehearsal_coef": 0.0, "kl_weights": "uniform", **changes})
 
 
 def set_kl(ppo: PPOConfig, coef: float) -> PPOConfig:

@@ -62,6 +62,7 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
             "warmup_fraction": 0.1,
             "ptx_coef": 0.0,
             "rehearsal_coef": 0.0,
+            "kl_weights": "uniform",
             "guard": ppo.guard.model_copy(update={"action": "warn"}),
         }
     )

@@ -34,6 +34,7 @@ from trimtab.models.config.sampling import SamplerConfig, SamplingStageConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig
 
 RehearsalUnit = Literal["token", "response"]
+ClusterWeights = Literal["uniform", "risk"]
 
 
 class CollapseConfig(StageConfig):
@@ -142,6 +143,18 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     number; or responses, of sums over their tokens, as in the paper, whose 0.01 is in this unit"""
     rehearsal_batch: Rows = 32
     """Rehearsal or pre-training examples per update"""
+    rehearsal_weights: ClusterWeights = "uniform"
+    """How many rehearsed answers of each cluster are drawn from: uniform, as many as there are;
+    risk, the more the policy has lost of them, of as many in all"""
+    kl_weights: ClusterWeights = "uniform"
+    """What kl_coef is multiplied by for each prompt: uniform, 1; risk, the weight of its cluster of
+    rehearsed answers, the higher the more the policy has lost of them, on average 1"""
+    risk_every: Steps = 10
+    """Steps of the policy between two measurements of what it has lost of the rehearsed answers,
+    where weights follow this risk"""
+    risk_floor: Positive = 0.05
+    """Added to the risk of every cluster, nats a token, before weights are taken in proportion;
+    raised, they are nearer to 1 (free)"""
     temperature: Temperature = 0.8
     """Sampling temperature [PPO: 0.8]"""
     top_p: float = Field(0.9, gt=0, le=1)
@@ -160,6 +173,11 @@ class PPOConfig(SamplerConfig, TrainerConfig):
         yield from self._rank_problems("train_batch", batch)
         if self.kl_target is not None and self.kl_coef == 0:
             yield "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
+        if self.kl_weights == "risk" and self.prompts != "policy":
+            yield (
+                f"prompts must be policy where kl_weights is risk, found {self.prompts}: the stage "
+                "rehearsal puts no others into clusters"
+            )
         if self.entropy_clip is not None and self.entropy_coef == 0:
             yield (
                 f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "

@@ -35,7 +35,7 @@ class StageInputs:
     scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
     num_heldout_models: held-out reward models that score an evaluation.
-    has_rehearsal: whether there are dialogues to rehearse.
+    num_rehearsed: dialogues to rehearse, at most.
     starts_as_reference: whether PPO's policy is at first its reference.
     is_relabelled: whether relabelled pairs come in beside the raw ones.
     sampled, revised: the settings that each artifact of answers, and the revisions, came from.
@@ -49,7 +49,7 @@ class StageInputs:
     scorer_heads: tuple[int, ...] = (1,)
     num_behaviours: int = 0
     num_heldout_models: int = 0
-    has_rehearsal: bool = False
+    num_rehearsed: int = 0
     starts_as_reference: bool = False
     is_relabelled: bool = False
     sampled: tuple[SampleResponsesConfig, ...] = ()

@@ -76,14 +76,19 @@ def normalise_scores(scores: Tensor, mean: float, std: float, clip: float | None
 
 @torch.no_grad()
 def token_rewards(
-    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor, kl_coef: float
+    scores: Tensor,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    response_mask: Tensor,
+    kl_coef: float | Tensor,
 ) -> Tensor:
     """Token rewards with the KL penalty [PPO eq. 3 and 19].
 
     r_t = -kl_coef (log pi_t - log pi_ref_t) at each counted token, plus the score at the last.
 
     scores: (B,), normalised or raw. logprobs, ref_logprobs: (B, T), nats, of the sampled tokens.
-    response_mask: (B, T) bool, True = sampled by the policy and counted. kl_coef: score a nat.
+    response_mask: (B, T) bool, True = sampled by the policy and counted. kl_coef: score a nat, of
+    all rows or (B,) of each.
     Returns rewards (B, T) without gradient, in the scores' unit; 0 where not counted. A row with
     no counted token is all 0.
     Raises ShapeError for other shapes or a mask that is not bool.
@@ -97,6 +102,9 @@ def token_rewards(
     )
     require_mask("token_rewards", response_mask, "response_mask")
     require_shape("token_rewards", 1, scores=scores, one_per_row=response_mask[:, 0])
+    if isinstance(kl_coef, Tensor):
+        require_shape("token_rewards", 1, scores=scores, kl_coef=kl_coef)
+        kl_coef = kl_coef.unsqueeze(1)
     penalty = -kl_coef * (logprobs - ref_logprobs)
     # Counted tokens from here to the end: exactly 1 at the last counted token.
     num_left = response_mask.long().flip(1).cumsum(1).flip(1)

@@ -191,6 +191,15 @@ def nll_batch_sizes(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> di
     return sizes
 
 
+def risk_passes(config: PPOConfig, counted: PPOCounts, has_rehearsal: bool) -> int:
+    """Passes of all rehearsed answers by which PPO measures what is lost of them: one of the
+    reference, then one of the policy every so many steps; 0 where no weight follows it."""
+    draws = config.rehearsal_weights == "risk" and config.rehearsal_coef > 0
+    if not has_rehearsal or not (draws or config.kl_weights == "risk"):
+        return 0
+    return 1 + len(spans(counted.policy_steps, config.risk_every))
+
+
 def num_helpful(config: ConstitutionalSFTConfig, revisions: int, demonstrations: int) -> int:
     """Demonstrations that are mixed in with so many revisions."""
     return num_taken(demonstrations, round(config.helpful_per_revision * revisions))

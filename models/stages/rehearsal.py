@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.training import distributed
+from trimtab.models.training.data import with_columns
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import encode_prompts, sample
@@ -22,11 +24,13 @@ from trimtab.models.training.scoring import score_texts
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
+Array = np.ndarray[Any, Any]
+
 
 def run(config: RehearsalConfig, stage: Stage) -> None:
     """Inputs: `data` (policy_prompts.jsonl or demonstrations.jsonl), `policy`, `scorer`.
 
-    Output: rehearsal.jsonl.
+    Output: rehearsal.jsonl; clusters.jsonl, the cluster of every prompt that PPO trains on.
     """
     rows = read_prompts(config, stage)
     count = counts.num_taken(len(rows), config.max_prompts)
@@ -47,7 +51,7 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     scores = score_texts(stage.scorer("scorer"), tokenizer, rows, responses)
     distributed.leave()
-    clusters = cluster_of(embed(prompts, config.encoder).vectors, config)
+    clusters, nearest = fit_clusters(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)
     best = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
     stage.write_rows(
@@ -63,6 +67,13 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
             for index in best
         ),
     )
+    by_prompt = dict(zip(prompts, clusters.tolist(), strict=True))
+    trained_on = [row["prompt"] for row in stage.rows("data", "policy_prompts.jsonl")]
+    if others := [prompt for prompt in dict.fromkeys(trained_on) if prompt not in by_prompt]:
+        theirs = nearest(embed(others, config.encoder).vectors).tolist()
+        by_prompt |= dict(zip(others, theirs, strict=True))
+    columns = {"cluster": [by_prompt[prompt] for prompt in trained_on]}
+    stage.write_rows("clusters.jsonl", with_columns([{"prompt": p} for p in trained_on], columns))
     stage.write_summary(
         {
             "num_sampled": len(prompts),
@@ -103,8 +114,10 @@ def read_prompts(config: RehearsalConfig, stage: Stage) -> list[Row]:
     return list(rows.values())
 
 
-def cluster_of(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> torch.Tensor:
-    """The cluster (N,) of each embedding (N, D)."""
+def fit_clusters(
+    embeddings: Array, config: RehearsalConfig
+) -> tuple[torch.Tensor, Callable[[Array], Array]]:
+    """The cluster (N,) of each embedding (N, D), and what gives the nearest of each of others."""
     count, seed = min(config.num_clusters, len(embeddings)), config.seed
     if config.algorithm == "kmeans":
         clustering = KMeans(count, random_state=seed, n_init=4)
@@ -112,4 +125,4 @@ def cluster_of(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> tor
         clustering = MiniBatchKMeans(count, random_state=seed, n_init=4, batch_size=4096)
     else:
         clustering = GaussianMixture(count, covariance_type="diag", random_state=seed)
-    return torch.tensor(clustering.fit_predict(embeddings), dtype=torch.long)
+    return torch.tensor(clustering.fit_predict(embeddings), dtype=torch.long), clustering.predict

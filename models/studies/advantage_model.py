@@ -7,6 +7,7 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from trimtab.models.statistics.calibration import (
     pair_confidence,
 )
 from trimtab.models.studies import variants
-from trimtab.models.studies.frontier import loses_less
+from trimtab.models.studies.frontier import is_more_at_equal_kl, loses_less
 from trimtab.models.studies.measures import (
     GIVEN,
     KL,
@@ -66,6 +67,7 @@ REWARD, ADVANTAGE, SCALED = "reward model", "Advantage Model", "reward model, te
 MODELS = {REWARD: "scorer_raw", ADVANTAGE: "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
 UNSHOWN = "forget families without an example"
+WORST, MAIN = "gold lost of the worst forget family", "main, net"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
 PRINTED = "Advantage Model, importance weights as printed"
@@ -79,6 +81,7 @@ OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
 RISE, FALL = "gold, best less first", "gold, best less last"
+MAX_NET_LOST = 0.05
 BINS = [-3 + 0.5 * index for index in range(13)]  # of scores over their spread
 # On raw scores, as in the paper, and on scores that PPO-max normalises and clips.
 NORMALISED = ", scores normalised"
@@ -515,6 +518,59 @@ def _rehearsed(run: SeedRun, name: str, policy: str) -> dict[str, float]:
     families = {row["category"] for row in run.responses(policy, "forget")}
     shown = {row["category"] for row in run.rows(f"rehearsal_{name}", "rehearsal.jsonl")}
     return {UNSHOWN: float(len(families - shown))}
+
+
+@exhibit(
+    arms="risk_by_kl",
+    in_world=True,
+    claim="Rehearsal by risk loses less of the forget set than uniform rehearsal, and individual "
+    "KL weights less than one for all, at no cost on the main prompts",
+    printed="not tried: rehearsal as amplifying the weight of the KL term for crucial instances",
+)
+def rehearsal_risk(run: SeedRun) -> SeedResult:
+    """What is lost of the forget set, and won on the main prompts, by KL: rehearsal by risk,
+    individual KL weights, and what they stand against.
+
+    Risk is what the policy loses of the rehearsed answers of a cluster, measured while it trains:
+    by it more of their answers are rehearsed, as many in all, or prompts of that cluster have a
+    higher KL coefficient, on average the same. The opponent of the first is uniform rehearsal of
+    the same answers, of the second PPO without rehearsal, of both the pre-training loss. All learn
+    from SFT's prompts, which hold the families of the forget set, and PPO's hold none.
+    """
+    coefs, before = variants.RISK_KL_COEFS, _gold_by_family(run, "sft")
+
+    def read(_: str, policy: str) -> dict[str, float]:
+        after = _gold_by_family(run, policy)
+        row = {KL: run.answers(policy)[KL]} | run.forgetting(policy)
+        return row | {WORST: max(before[family] - after[family] for family in before)}
+
+    table, lines = read_by_kl(variants.RISKS, coefs, read, LOST)
+    _, wins = read_by_kl(variants.RISKS, coefs, read, MAIN)
+    nothing, uniform, ours, weighed, ptx = lines
+    checks = {f"{nothing} loses a tenth of the forget set": max(lines[nothing][1]) > 0.1}
+    for one, other in ((ours, uniform), (weighed, nothing), (ours, ptx), (weighed, ptx)):
+        checks |= loses_less(f"{one} loses less than {other}", lines[one], lines[other])
+    for one, other in ((ours, uniform), (weighed, nothing)):
+        raised = wins[one][0], [net + MAX_NET_LOST for net in wins[one][1]]
+        words = f"{one} wins at most .05 less on the main prompts than {other} at equal KL"
+        checks[words] = is_more_at_equal_kl(raised, wins[other])
+    main = Plot(
+        "What is won on the main prompts",
+        "KL to SFT on the main prompts (nats)",
+        "wins minus losses against SFT",
+        wins,
+        kind="paths",
+    )
+    note = "A point a KL coefficient."
+    return SeedResult(table, checks, [forgetting_plot(lines, note), main])
+
+
+def _gold_by_family(run: SeedRun, policy: str) -> dict[str, float]:
+    """A policy's mean gold on each task family of the forget set."""
+    families: dict[str, list[float]] = {}
+    for row in run.responses(policy, "forget"):
+        families.setdefault(row["category"], []).append(row["gold"])
+    return {family: fmean(golds) for family, golds in families.items()}
 
 
 @exhibit(

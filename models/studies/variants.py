@@ -211,6 +211,17 @@ SHARED_REHEARSALS = {
     )
     for name in ("without", "policy")
 }
+# Changes of PPOConfig, each at these KL coefficients; at 0 there is no KL to weigh.
+RISKS = {
+    "nothing": Variant("none of them", {"rehearsal_coef": 0.0}),
+    "uniform": Variant("uniform rehearsal"),
+    "risk": Variant("rehearsal by risk", {"rehearsal_weights": "risk"}),
+    "kl_risk": Variant(
+        "KL weights by risk, no rehearsal", {"rehearsal_coef": 0.0, "kl_weights": "risk"}
+    ),
+    "ptx": Variant("pre-training loss", {"rehearsal_coef": 0.0, "ptx_coef": 0.1}),
+}
+RISK_KL_COEFS = (0.02, 0.05, 0.2)
 # [AM 3.2] Other criteria by which examples of a cluster are kept; scores, at SFT's prompts.
 CRITERIA = {
     "demonstrations": Variant("highest score", {"criterion": "score"}),

@@ -26,7 +26,7 @@ from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import build_policy
-from trimtab.models.stages.rehearsal import cluster_of, embed
+from trimtab.models.stages.rehearsal import embed, fit_clusters
 from trimtab.models.stages.world import word_tokenizer
 from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt
 from trimtab.models.training.sampling import respond
@@ -69,7 +69,7 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     rows = [{"prompt": prompt} for prompt in prompts]
     scores, scored = _timed(lambda: score_texts(scorer, tokenizer, rows, responses))
     embeddings, embedded = _timed(lambda: embed(prompts, config.encoder).vectors)
-    clusters, clustered = _timed(lambda: cluster_of(embeddings, config))
+    clusters, clustered = _timed(lambda: fit_clusters(embeddings, config)[0])
     _, chosen = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))
     parts = [sampled, scored, embedded, clustered, chosen]
     return [*parts, sum(parts)]

@@ -157,6 +157,8 @@ TOGETHER = (
     ['arms=["ppo_max_ensemble"]'],
     ['arms=["rlaif_direct"]'],
     ['arms=["ppo_max_safety"]', "ppo.scoring.safety_categories=[]"],
+    ['arms=["full","ppo_max_am"]', "ppo.kl_weights=risk"],
+    ["ppo.kl_weights=risk", "ppo.prompts=held_out"],
     ['ensemble.votes=["in_sample","in_sample"]'],
     ["reward_model.fold=2", "reward_model.num_folds=2"],
     ["reward_model.contrastive.coef=1"],

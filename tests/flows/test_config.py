@@ -267,6 +267,10 @@ def test_arms_need_what_they_are_optimised_against() -> None:
     same = ('reward_model.categories=["a","b"]', 'reward_model.without_categories=["b"]')
     with pytest.raises(ConfigError, match=r"must have none in common, found \['b'\] in both"):
         _smoke(*same)
+    by_risk = "ppo.kl_weights=risk"
+    with pytest.raises(ConfigError, match=r"kl_weights must be uniform for arms .* ppo_max_am: "):
+        _smoke('arms=["vanilla","full","ppo_max_am","dpo"]', by_risk)
+    assert vanilla(_smoke('arms=["vanilla","full"]', by_risk).ppo).kl_weights == "uniform"
     weighed = ("advantage_model.use_importance_weights=true", "sft.model.base=x")
     with pytest.raises(ConfigError, match="use_importance_weights must be false .*, found true"):
         _smoke('preferences.sources=["x.jsonl"]', *weighed)

@@ -204,7 +204,7 @@ def test_ppo_takes_the_planned_steps_answers_and_tokens(ran: list[Ran]) -> None:
         learned = config.num_epochs * sum(
             own * count for own, count in zip(tokens, num_models, strict=True)
         )
-        plain = work_of("ppo_max", config, replace(each.row.inputs, has_rehearsal=False))
+        plain = work_of("ppo_max", config, replace(each.row.inputs, num_rehearsed=0))
         _, longest = each.row.inputs.prompt_and_row(config.max_new_tokens)
         assert plain.trained_tokens == config.num_epochs * answers * longest * sum(num_models)
         updates = work.optimiser_steps // len(each.metrics)

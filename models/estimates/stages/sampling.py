@@ -16,6 +16,7 @@ from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.work import (
@@ -74,12 +75,20 @@ def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
 
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     """Answers of the SFT policy, scored; the sentence encoder is not counted."""
-    amounts = inputs.amounts
+    work, packed = _answered(config, inputs, _prompts_to_rehearse(config, inputs.amounts), 1)
+    return work + passing_work(inputs, sum(inputs.scorer_bytes), packed)
+
+
+def num_rehearsed(config: RehearsalConfig, amounts: Amounts) -> int:
+    """Answers that are kept, at most."""
+    kept = config.num_clusters * config.per_cluster
+    return counts.num_taken(_prompts_to_rehearse(config, amounts), kept)
+
+
+def _prompts_to_rehearse(config: RehearsalConfig, amounts: Amounts) -> int:
     is_shown = config.prompts == "demonstrations"
     available = amounts.distinct_demonstrations if is_shown else amounts.policy_prompts
-    prompts = counts.num_taken(available, config.max_prompts)
-    work, packed = _answered(config, inputs, prompts, 1)
-    return work + passing_work(inputs, sum(inputs.scorer_bytes), packed)
+    return counts.num_taken(available, config.max_prompts)
 
 
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:

@@ -308,7 +308,7 @@ def _policy(
     Each update passes what it rehearses as well, as long as any dialogue can be.
     """
     longest, size = inputs.amounts.dialogue_tokens, inputs.shape.policy_parameters
-    rehearsed = counts.nll_batch_sizes(config, inputs.has_rehearsal).values()
+    rehearsed = counts.nll_batch_sizes(config, inputs.num_rehearsed > 0).values()
     further = [Rows(count, longest, logit_tokens=longest) for count in rehearsed]
     return supervised_work(inputs, config.train, size, rows, parts=parts, further=further)
 
@@ -339,6 +339,9 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     num_policies = 1 + (PRODUCT_BYTES[config.precision] < FLOAT_BYTES or config.vllm is not None)
     learned = config.num_epochs * planned.rollout
     updates, nll = planned.policy_updates(planned.steps), _nll_rows(config, inputs)
+    passes = counts.risk_passes(config, planned, inputs.num_rehearsed > 0)
+    measured = Rows(inputs.num_rehearsed, row, response)
+    measuring = passing_work(inputs, 0, measured, times=passes)
     work = Work(
         examples=answers.count,
         num_ranks=config.ranks,
@@ -358,7 +361,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     judge = Memory(frozen=max((phase.frozen for phase in judging.phases.values()), default=0))
     held = replace(phases["sampling"], activations=0, cache=0)
     rating = {name: replace(phase, frozen=0) + held for name, phase in judging.phases.items()}
-    total = work + sampling + judging
+    total = work + sampling + judging + measuring
     return replace(total, phases=phases | rating).beside(judge)
 
 
@@ -374,7 +377,7 @@ def _nll_rows(config: policy.PPOConfig, inputs: StageInputs) -> list[Rows]:
     """
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     longest = {"rehearsal": row, "demonstrations": inputs.amounts.dialogue_tokens}
-    drawn = counts.nll_batch_sizes(config, inputs.has_rehearsal)
+    drawn = counts.nll_batch_sizes(config, inputs.num_rehearsed > 0)
     response = config.max_new_tokens + 1
     return [Rows(count, longest[source], response) for source, count in drawn.items()]
 
@@ -395,7 +398,10 @@ def _phases(
     rows = [Rows(batch, row, response), *_nll_rows(config, inputs)]
     actor = largest(*(training_memory(inputs, num_policy, config, part) for part in rows))
     critic = training_memory(inputs, num_critic, config, Rows(batch, row))
-    answers = Rows(counts.rows_of_rank(planned.rollout, config.ranks), row, response)
+    at_once = planned.rollout
+    if counts.risk_passes(config, planned, inputs.num_rehearsed > 0):
+        at_once = max(at_once, inputs.num_rehearsed)
+    answers = Rows(counts.rows_of_rank(at_once, config.ranks), row, response)
     partition = partition_of(config)
     others = inputs.policy_bytes + sum(inputs.scorer_bytes)
     phases = trainer_phases(

@@ -93,9 +93,12 @@ def collect(
     models: RolloutModels,
     moments: RunningMoments,
     generator: torch.Generator,
-    kl_coef: float,
+    kl_coef: float | Tensor,
 ) -> Experience:
-    """Sample one response a prompt and compute all that the update needs; updates `moments`."""
+    """Sample one response a prompt and compute all that the update needs; updates `moments`.
+
+    kl_coef: of all N prompts, or (N,) of each, on the device.
+    """
     tokenizer = models.tokenizer
     with models.policy.gathered() as sampled:
         rows, noted = _sample_rows(config, tokenizer, prompts, sampled, generator)

@@ -22,16 +22,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import RunningMoments, steered_kl_coef
 from trimtab.models.nets import counts
+from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_critic, load_policy, load_tokenizer, new_scorer
 from trimtab.models.nets.lora import merge_adapters, share_frozen
+from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.stages.ppo_max.guard import collapse_reason
+from trimtab.models.stages.ppo_max.risk import RehearsalRisk
 from trimtab.models.stages.ppo_max.rollout import Experience, RolloutModels, collect
 from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.stages.ppo_max.update import ActorCritic, load_weights
@@ -42,7 +46,7 @@ from trimtab.models.training.checkpoint import (
     newest_checkpoint,
     oldest_checkpoint,
 )
-from trimtab.models.training.data import encode_dialogues, read_prompts
+from trimtab.models.training.data import context_length, encode_dialogues, read_prompts
 from trimtab.models.training.learner import model_handle
 from trimtab.models.training.nll_term import NLLTerm
 from trimtab.models.training.progress import Progress, append_rows, read_metrics, tail_means
@@ -58,7 +62,8 @@ def run(config: PPOConfig, stage: Stage) -> None:
     Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
     With a `safety_scorer`, a reward model, these scorers stand for helpfulness.
 
-    Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
+    Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl; where weights follow risk,
+    risk.jsonl: by cluster, at each measurement.
     """
     with vllm_sampler(config, stage.workdir):
         PPORun(config, stage).train()
@@ -69,6 +74,11 @@ class PPORun:
 
     def __init__(self, config: PPOConfig, stage: Stage) -> None:
         self.config, self.stage = config, stage
+        if config.kl_weights == "risk" and "rehearsal" not in stage.inputs:
+            raise ValueError(
+                "kl_weights must be uniform without the input rehearsal, found risk: what an arm "
+                "loses is measured on rehearsed answers"
+            )
         inputs, start = stage.inputs, stage.inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
         # With sharding, each model is sharded before the next is loaded.
@@ -88,7 +98,7 @@ class PPORun:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.kl_coef = config.kl_coef
         self.step = 0
-        nll_terms = self._nll_terms()
+        nll_terms, self.risk = self._nll_terms()
         state = newest_checkpoint(stage.workdir)
         if state is not None:
             self.moments.load_state_dict(state["moments"])
@@ -98,6 +108,9 @@ class PPORun:
                 self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
         self.learner = ActorCritic(config, self.policy, load_critic, nll_terms, saved)
+        if state is not None and self.risk is not None:
+            self.risk.load_state_dict(state["risk"])
+            self.learner.rehearse(self.risk.kept)
         self.critic = self.learner.critic.model
         if not self.is_sharded:
             for trained in (self.policy, self.critic):
@@ -125,20 +138,28 @@ class PPORun:
             depth = tie_trunk(self.policy, other, depth)
         return depth
 
-    def _nll_terms(self) -> list[NLLTerm]:
-        """The rehearsal and PPO-ptx terms that are added to the policy's loss."""
-        config, inputs, nll_terms = self.config, self.stage.inputs, []
-        limit = int(self.policy.config.max_position_embeddings)
-        drawn = counts.nll_batch_sizes(config, "rehearsal" in inputs)
-        if "rehearsal" in drawn:
-            rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
+    def _dialogues(self, folder: str, file: str) -> list[Candidates]:
+        path, limit = self.stage.inputs[folder] / file, context_length(self.policy.config)
+        return encode_dialogues(path, self.tokenizer, limit)
+
+    def _nll_terms(self) -> tuple[list[NLLTerm], RehearsalRisk | None]:
+        """The rehearsal and PPO-ptx terms that are added to the policy's loss, and the measurement
+        of what is lost of rehearsed answers, if any weights follow it."""
+        config, nll_terms, risk = self.config, [], None
+        has_rehearsal = "rehearsal" in self.stage.inputs
+        drawn = counts.nll_batch_sizes(config, has_rehearsal)
+        is_measured = counts.risk_passes(config, self.counts, has_rehearsal) > 0
+        if "rehearsal" in drawn or is_measured:
+            rows = self._dialogues("rehearsal", "rehearsal.jsonl")
             rows = with_trunk(self.policy, rows, self.depth)
+            risk = RehearsalRisk(config, self.stage, rows, self.prompts) if is_measured else None
+        if "rehearsal" in drawn:
             coefficient, unit = config.rehearsal_coef, config.rehearsal_unit
             nll_terms.append(NLLTerm(rows, coefficient, drawn["rehearsal"], unit=unit))
         if "demonstrations" in drawn:
-            rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
+            rows = self._dialogues("data", "demonstrations.jsonl")
             nll_terms.append(NLLTerm(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
-        return nll_terms
+        return nll_terms, risk
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
@@ -149,10 +170,13 @@ class PPORun:
         batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
         reason = None
         for batch in itertools.islice(batches, self.step, total):
+            self._measure_risk()
             experience = self._collect(batch)
             updates_policy = self.step >= self.counts.critic_steps
             learned = self.learner.update(experience, updates_policy, *self._warmup_shares())
             metrics = {**experience.monitors(), **learned}
+            if self.risk is not None:
+                metrics |= self.risk.metrics()
             if self.config.kl_target is not None:
                 metrics["kl_coef"] = torch.tensor(self.kl_coef)
             self.step += 1
@@ -170,6 +194,15 @@ class PPORun:
                 self.stage.workdir, self.step, self.config.checkpoint_every, self._state
             )
         self._finish(progress, reason)
+
+    def _measure_risk(self) -> None:
+        """Measure the risk when it is due, and rehearse by it."""
+        if self.risk is None or not self.risk.is_due(self.step - self.counts.critic_steps):
+            return
+        self.risk.measure(self.learner.policy, self.reference)
+        self.learner.rehearse(self.risk.kept)
+        columns = {name: values.tolist() for name, values in self.risk.by_cluster.items()}
+        append_rows(self.stage.workdir / "risk.jsonl", [{"step": self.step, **columns}])
 
     def _warmup_shares(self) -> tuple[float, float]:
         """The share of its learning rate that policy and critic have at this step."""
@@ -190,7 +223,10 @@ class PPORun:
             self.depth,
         )
         prompts = [self.prompts[index] for index in batch]
-        return collect(self.config, prompts, models, self.moments, self.generator, self.kl_coef)
+        kl_coef: float | Tensor = self.kl_coef
+        if self.risk is not None and self.risk.kl_weights is not None:
+            kl_coef = move_to_device(self.kl_coef * self.risk.kl_weights[batch])
+        return collect(self.config, prompts, models, self.moments, self.generator, kl_coef)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""
@@ -206,7 +242,8 @@ class PPORun:
             merge_adapters(model)
         self.stage.write_model(self.policy, self.tokenizer)
         self.stage.write_model(self.critic, self.tokenizer, "critic")
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
+        measured = () if self.risk is None else ("risk.jsonl",)
+        for name in ("metrics.jsonl", "rollouts.jsonl", *measured):
             shutil.copyfile(self.stage.workdir / name, self.stage.output / name)
         self.stage.write_summary(
             {
@@ -226,6 +263,7 @@ class PPORun:
         judge = self.scorers.judge
         return {
             **({"judge": judge.state_dict()} if judge is not None else {}),
+            **({"risk": self.risk.state_dict()} if self.risk is not None else {}),
             "learner": self.learner.state_dict(),
             "kl_coef": self.kl_coef,
             "moments": self.moments.state_dict(),

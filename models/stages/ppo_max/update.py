@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,6 +123,13 @@ class ActorCritic:
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(share * self.config.policy_learning_rate)
         return metrics | clipped
+
+    def rehearse(self, rows: list[Candidates]) -> None:
+        """Draw what is rehearsed from these rows from now on."""
+        self.nll_terms = [
+            replace(term, rows=rows) if term.name == NLLTerm.name else term
+            for term in self.nll_terms
+        ]
 
     def _count(self, rows: list[Candidates], num_models: int) -> None:
         self.num_trained_tokens += num_models * sum(row.num_tokens for row in rows)

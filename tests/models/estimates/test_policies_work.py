@@ -104,10 +104,10 @@ def test_rehearsal_adds_to_every_update() -> None:
     rest = RestConfig(**rehearses, thresholds=(0.75, 0.875))
     for stage, config in (("dpo", DPOConfig(**rehearses)), ("rest", rest)):
         plain = _work(stage, config, sampled=(ANSWERS,))
-        again = _work(stage, config, sampled=(ANSWERS,), has_rehearsal=True)
+        again = _work(stage, config, sampled=(ANSWERS,), num_rehearsed=6)
         assert again.trained_tokens - plain.trained_tokens == 6 * 5 * 25
         off = config.model_copy(update={"rehearsal_coef": 0.0})
-        assert _work(stage, off, sampled=(ANSWERS,), has_rehearsal=True) == plain
+        assert _work(stage, off, sampled=(ANSWERS,), num_rehearsed=6) == plain
         assert again.phases.keys() == plain.phases.keys()
         assert again.peak[1].total >= plain.peak[1].total
 

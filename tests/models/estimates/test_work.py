@@ -22,6 +22,7 @@ from trimtab.models.config.sampling import VllmConfig
 from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, Partition, key_value_cache
 from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.stages.sampling import num_rehearsed
 from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.nets import counts
 
@@ -185,11 +186,28 @@ def test_ppo_steps_and_tokens() -> None:
 
 def test_ppo_nll_terms_add_to_policy_updates() -> None:
     plain = _work("ppo_max", _ppo()).trained_tokens
-    rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), has_rehearsal=True).trained_tokens
+    rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), num_rehearsed=6).trained_tokens
     assert rehearsed - plain == 5 * 6 * 4 * 31  # 5 policy rounds of 6 updates, 4 answers each
     with_ptx = _work("ppo_max", _ppo(ptx_coef=0.1)).trained_tokens
     assert with_ptx - plain == 5 * 6 * 4 * 25  # demonstrations of 25 tokens
     assert _work("ppo_max", _ppo(rehearsal_coef=0.01)).trained_tokens == plain
+
+
+def test_ppo_counts_the_passes_that_measure_what_is_lost() -> None:
+    by_risk = {"risk_every": 2, "rehearsal_coef": 0.01, "rehearsal_weights": "risk"}
+    plain = _work("ppo_max", _ppo(rehearsal_coef=0.01), num_rehearsed=50)
+    # The reference once; the policy before its steps 1, 3 and 5. Rows of 31 tokens, 21 answers'.
+    for changes in (by_risk, by_risk | {"rehearsal_coef": 0.0, "kl_weights": "risk"}):
+        work = _work("ppo_max", _ppo(**changes), num_rehearsed=50)
+        assert work.forward_tokens - plain.forward_tokens == (1 + 3) * 50 * 31
+        assert work.passed_logits - plain.passed_logits == (1 + 3) * 50 * 21
+        # 50 rows at once, of which a rollout has 32.
+        assert work.phases["scoring"].total > plain.phases["scoring"].total
+    unrehearsed = _work("ppo_max", _ppo(**by_risk | {"rehearsal_coef": 0.0}), num_rehearsed=50)
+    assert unrehearsed.forward_tokens == plain.forward_tokens
+    config = RehearsalConfig(prompts="policy", max_prompts=30, num_clusters=4, per_cluster=7)
+    assert num_rehearsed(config, AMOUNTS) == 28
+    assert num_rehearsed(config.model_copy(update={"max_prompts": 20}), AMOUNTS) == 20
 
 
 def test_ppo_holds_four_models_and_two_optimisers() -> None:

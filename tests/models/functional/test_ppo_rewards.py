@@ -91,6 +91,18 @@ def test_token_rewards_by_hand() -> None:
     assert rewards.tolist() == [[0.0, -1.0, 12.0, 0.0]]
 
 
+def test_each_row_may_have_its_kl_coefficient() -> None:
+    scores = torch.randn(5, dtype=F64)
+    logprobs, ref_logprobs = torch.randn(2, 5, 5, dtype=F64)
+    coefs = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4], dtype=F64)
+    rewards = token_rewards(scores, logprobs, ref_logprobs, MASK, coefs)
+    for row, coef in enumerate(coefs.tolist()):
+        expected = token_rewards(scores, logprobs, ref_logprobs, MASK, coef)[row]
+        torch.testing.assert_close(rewards[row], expected, rtol=0, atol=1e-14)
+    with pytest.raises(ShapeError, match=r"kl_coef \(2,\)"):
+        token_rewards(scores, logprobs, ref_logprobs, MASK, torch.ones(2))
+
+
 def test_token_rewards_equal_loop() -> None:
     scores = torch.randn(5, dtype=F64)
     logprobs, ref_logprobs = torch.randn(2, 5, 5, dtype=F64)

@@ -12,7 +12,7 @@ import torch
 
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.nets.generation import Samples
-from trimtab.models.stages.rehearsal import cluster_of, rank_values, read_prompts
+from trimtab.models.stages.rehearsal import fit_clusters, rank_values, read_prompts
 from trimtab.models.training.stage import Stage
 
 
@@ -22,12 +22,15 @@ def test_groups_far_apart_are_the_clusters(algorithm: str) -> None:
     group = np.arange(5_000) % 4
     points = 10 * np.eye(4, 8)[group] + generator.normal(size=(5_000, 8))
     config = RehearsalConfig(algorithm=algorithm, num_clusters=4)
-    found = cluster_of(points.astype(np.float32), config)
+    found, nearest = fit_clusters(points.astype(np.float32), config)
     for number in range(4):
         assert len(found[torch.tensor(group == number)].unique()) == 1
     assert len(found.unique()) == 4
-    assert torch.equal(cluster_of(points.astype(np.float32), config), found)
-    few = cluster_of(points[:3].astype(np.float32), config)
+    assert torch.equal(fit_clusters(points.astype(np.float32), config)[0], found)
+    # Others near a group are of its cluster.
+    others = 10 * np.eye(4, 8) + generator.normal(size=(4, 8))
+    assert nearest(others.astype(np.float32)).tolist() == found[:4].tolist()
+    few, _ = fit_clusters(points[:3].astype(np.float32), config)
     assert sorted(few.tolist()) == [0, 1, 2]
 
 

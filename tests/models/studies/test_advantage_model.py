@@ -20,6 +20,7 @@ from trimtab.models.studies.advantage_model import (
     importance_weights,
     rehearsal,
     rehearsal_criteria,
+    rehearsal_risk,
     table_2,
 )
 from trimtab.models.studies.results import Verdict
@@ -27,6 +28,8 @@ from trimtab.models.studies.variants import (
     EPOCHS,
     REHEARSAL_KL_COEFS,
     REHEARSALS,
+    RISK_KL_COEFS,
+    RISKS,
     SHARED_REHEARSALS,
 )
 
@@ -195,6 +198,35 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
     assert unshown == [None, 1.0, None, 0.0, None, 0.0]
     alike = rehearsal(run(roles(**dict.fromkeys((*lost, *shared), 0.1))))
     assert not any(alike.checks.values())
+
+
+def test_rehearsal_by_risk_is_read_on_both_sets(run: Run) -> None:
+    def answers(coef: float, golds: tuple[float, float]) -> dict[str, Any]:
+        rows = [{"set": "main", "kl": 2 - 5 * coef, "length": 5}]
+        for family, gold in zip("ab", golds, strict=True):
+            rows += [{"set": "forget", "category": family, "gold": gold, "kl": 1, "length": 5}] * 2
+        return {"responses.jsonl": rows}
+
+    def roles(main: dict[str, float], **lost: float) -> dict[str, Any]:
+        files: dict[str, Any] = {"eval_sft": answers(0.0, (0.9, 0.6))}
+        for name in RISKS:
+            for coef in RISK_KL_COEFS:
+                files[f"eval_{name}_{coef:g}"] = answers(coef, (0.8, 0.2))
+                net = main.get(name, 0.2)
+                files[f"judge_{name}_{coef:g}"] = judged(net, forget=0.5 - 2 * lost[name])
+        return files
+
+    lost = {"nothing": 0.4, "uniform": 0.2, "risk": 0.05, "kl_risk": 0.05, "ptx": 0.1}
+    reading = rehearsal_risk(run(roles({"risk": 0.16}, **lost)))
+    assert all(reading.checks.values())
+    row = reading.table["rehearsal by risk, KL coefficient 0.05"]
+    assert row["forget, lose"] == pytest.approx(0.05)
+    assert row["main, net"] == pytest.approx(0.16)
+    # Family a lost .1 of SFT's gold, b .4.
+    assert row["gold lost of the worst forget family"] == pytest.approx(0.4)
+    less = {"risk": 0.14, "kl_risk": 0.14}
+    worse = rehearsal_risk(run(roles(less, **dict.fromkeys(lost, 0.05))))
+    assert not any(worse.checks.values())
 
 
 def test_criteria_are_compared_by_what_is_lost(run: Run) -> None:
