@@ -145,13 +145,13 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     """Rehearsal or pre-training examples per update"""
     rehearsal_weights: ClusterWeights = "uniform"
     """How many rehearsed answers of each cluster are drawn from: uniform, as many as there are;
-    risk, the more the policy has lost of them, of as many in all"""
+    risk, the more the policy has lost of SFT's answers there, of as many in all"""
     kl_weights: ClusterWeights = "uniform"
-    """What kl_coef is multiplied by for each prompt: uniform, 1; risk, the weight of its cluster of
-    rehearsed answers, the higher the more the policy has lost of them, on average 1"""
+    """What kl_coef is multiplied by for each prompt: uniform, 1; risk, the weight of its cluster,
+    the higher the more the policy has lost of SFT's answers there, on average 1"""
     risk_every: Steps = 10
-    """Steps of the policy between two measurements of what it has lost of the rehearsed answers,
-    where weights follow this risk"""
+    """Steps of the policy between two measurements of what it has lost of SFT's answers, where
+    weights follow this risk"""
     risk_floor: Positive = 0.05
     """Added to the risk of every cluster, nats a token, before weights are taken in proportion;
     raised, they are nearer to 1 (free)"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ Array = np.ndarray[Any, Any]
 def run(config: RehearsalConfig, stage: Stage) -> None:
     """Inputs: `data` (policy_prompts.jsonl or demonstrations.jsonl), `policy`, `scorer`.
 
-    Output: rehearsal.jsonl; clusters.jsonl, the cluster of every prompt that PPO trains on.
+    Output: rehearsal.jsonl; measured.jsonl, the next best of each cluster, by which PPO may measure
+    what it loses there; clusters.jsonl, the cluster of every prompt that PPO trains on.
     """
     rows = read_prompts(config, stage)
     count = counts.num_taken(len(rows), config.max_prompts)
@@ -54,19 +55,21 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
     clusters, nearest = fit_clusters(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)
     best = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
-    stage.write_rows(
-        "rehearsal.jsonl",
-        (
-            {
-                "prompt": prompts[index],
-                "response": responses[index],
-                "category": rows[index].get("category"),
-                "cluster": int(clusters[index]),
-                "advantage_score": float(scores[index]),
-            }
-            for index in best
-        ),
-    )
+    behind = next_best(ranked_by, clusters, config.per_cluster, best)
+    for name, kept in (("rehearsal", best), ("measured", behind)):
+        stage.write_rows(
+            f"{name}.jsonl",
+            (
+                {
+                    "prompt": prompts[index],
+                    "response": responses[index],
+                    "category": rows[index].get("category"),
+                    "cluster": int(clusters[index]),
+                    "advantage_score": float(scores[index]),
+                }
+                for index in kept
+            ),
+        )
     by_prompt = dict(zip(prompts, clusters.tolist(), strict=True))
     trained_on = [row["prompt"] for row in stage.rows("data", "policy_prompts.jsonl")]
     if others := [prompt for prompt in dict.fromkeys(trained_on) if prompt not in by_prompt]:
@@ -83,6 +86,22 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
             "score_kept": float(scores[best].mean()),
         }
     )
+
+
+def next_best(
+    ranked_by: torch.Tensor, clusters: torch.Tensor, per_cluster: int, best: Sequence[int]
+) -> list[int]:
+    """Up to `per_cluster` responses of each cluster that are not among its `best`; of a cluster
+    that has no others, its best.
+
+    ranked_by: (N,), higher is better. clusters: (N,). best: indices.
+    """
+    left = torch.ones_like(clusters, dtype=torch.bool)
+    left[list(best)] = False
+    others = left.nonzero()[:, 0]
+    further = others[top_k_per_cluster(ranked_by[others], clusters[others], per_cluster)].tolist()
+    of_further = set(clusters[further].tolist())
+    return sorted([*further, *(index for index in best if int(clusters[index]) not in of_further)])
 
 
 def rank_values(config: RehearsalConfig, scores: torch.Tensor, sampled: Samples) -> torch.Tensor:

@@ -547,7 +547,9 @@ def rehearsal_risk(run: SeedRun) -> SeedResult:
     table, lines = read_by_kl(variants.RISKS, coefs, read, LOST)
     _, wins = read_by_kl(variants.RISKS, coefs, read, MAIN)
     nothing, uniform, ours, weighed, ptx = lines
-    checks = {f"{nothing} loses a tenth of the forget set": max(lines[nothing][1]) > 0.1}
+    checks: dict[str, Verdict] = {
+        f"{nothing} loses a tenth of the forget set": max(lines[nothing][1]) > 0.1
+    }
     for one, other in ((ours, uniform), (weighed, nothing), (ours, ptx), (weighed, ptx)):
         checks |= loses_less(f"{one} loses less than {other}", lines[one], lines[other])
     for one, other in ((ours, uniform), (weighed, nothing)):

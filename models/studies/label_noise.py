@@ -6,6 +6,7 @@ recipe's treatment [RM, arXiv 2401.06080, section 2.4], the control are right la
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import torch.nn.functional as F
@@ -51,14 +52,15 @@ def label_noise(run: SeedRun) -> SeedResult:
 def label_noise_by_difficulty(run: SeedRun) -> SeedResult:
     """Not in the paper: posterior labels and unbiased losses, harder pairs wrong more often."""
     result = _result(run)
+    checks = dict(result.checks)
     for scorer in SCORERS.values():
         one, by_pair = (
             result.table[_row(scorer, name)] for name in ("unbiased", "unbiased_by_pair")
         )
         words = _row(scorer, "unbiased_by_pair")
-        result.checks[f"{words}: more accurate than one rate"] = by_pair[RIGHT] > one[RIGHT]
-        result.checks[f"{words}: of less log loss than one rate"] = by_pair[LOSS] < one[LOSS]
-    return result
+        checks[f"{words}: more accurate than one rate"] = by_pair[RIGHT] > one[RIGHT]
+        checks[f"{words}: of less log loss than one rate"] = by_pair[LOSS] < one[LOSS]
+    return replace(result, checks=checks)
 
 
 def _row(scorer: str, name: str) -> str:

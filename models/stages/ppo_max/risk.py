@@ -1,8 +1,11 @@
-"""What PPO loses of the rehearsed answers, by cluster, and the weights that follow from it.
+"""What PPO loses of SFT's answers, by cluster, and the weights that follow from it.
 
 [AM section 3.2] sees rehearsal as amplifying the KL penalty of crucial instances and their like,
 and leaves it there. Here the clusters that the policy is losing are the crucial ones: more of their
 answers are rehearsed, or the KL penalty on their prompts weighs more.
+
+It is measured on answers that are not rehearsed, the next best of each cluster: those that are
+stay likely whatever else is lost.
 """
 
 from __future__ import annotations
@@ -30,19 +33,27 @@ class RehearsalRisk:
     """The last measurement, and what follows from it until the next; all of it on the host.
 
     rows: N rehearsed answers, of which `kept` (N,) are drawn from, some several times.
+    measured: answers of the same clusters that risk is measured on.
     risk: (C,) nats a token, against the reference, the policy that wrote them. kl_weights: (P,) of
     PPO's prompts, None where they are uniform.
     """
 
     def __init__(
-        self, config: PPOConfig, stage: Stage, rows: list[Candidates], prompts: Sequence[Row]
+        self,
+        config: PPOConfig,
+        stage: Stage,
+        rows: list[Candidates],
+        measured: list[Candidates],
+        prompts: Sequence[Row],
     ) -> None:
         """Raises ValueError for a prompt that the stage `rehearsal` has put into no cluster."""
-        self.config, self.rows = config, rows
+        self.config, self.rows, self.measured = config, rows, measured
         records = stage.rows("rehearsal", "rehearsal.jsonl")
         self.cluster = torch.tensor([record["cluster"] for record in records])
         self.scores = torch.tensor([record["advantage_score"] for record in records])
-        self.num_tokens = torch.tensor([len(row.responses[0]) for row in rows])
+        measured_records = stage.rows("rehearsal", "measured.jsonl")
+        self.measured_cluster = torch.tensor([record["cluster"] for record in measured_records])
+        self.num_tokens = torch.tensor([len(row.responses[0]) for row in measured])
         self.prompt_cluster = self.cluster.new_empty(0)
         if config.kl_weights == "risk":
             self.prompt_cluster = _clusters_of(prompts, stage)
@@ -55,15 +66,15 @@ class RehearsalRisk:
         return policy_steps >= 0 and policy_steps % self.config.risk_every == 0
 
     def measure(self, policy: ModelHandle, reference: ModelHandle) -> None:
-        """Score all rehearsed answers; ranks share the work out, and all of them call this."""
+        """Score all measured answers; ranks share the work out, and all of them call this."""
         if self.reference_nll is None:
             self.reference_nll = self._nll(reference)
-        nll, clusters = self._nll(policy), (self.cluster, len(self.risk))
+        nll, clusters = self._nll(policy), (self.measured_cluster, len(self.risk))
         self._follow(cluster_risk(nll, self.reference_nll, self.num_tokens, *clusters))
 
     def _nll(self, handle: ModelHandle) -> Tensor:
         with handle.gathered() as model:
-            return -logprob_rows(model, self.rows)[:, 0]
+            return -logprob_rows(model, self.measured)[:, 0]
 
     def _follow(self, risk: Tensor) -> None:
         self.risk, self.kl_weights, self.kept = risk, None, self.rows

@@ -152,7 +152,10 @@ class PPORun:
         if "rehearsal" in drawn or is_measured:
             rows = self._dialogues("rehearsal", "rehearsal.jsonl")
             rows = with_trunk(self.policy, rows, self.depth)
-            risk = RehearsalRisk(config, self.stage, rows, self.prompts) if is_measured else None
+        if is_measured:
+            measured = self._dialogues("rehearsal", "measured.jsonl")
+            measured = with_trunk(self.policy, measured, self.depth)
+            risk = RehearsalRisk(config, self.stage, rows, measured, self.prompts)
         if "rehearsal" in drawn:
             coefficient, unit = config.rehearsal_coef, config.rehearsal_unit
             nll_terms.append(NLLTerm(rows, coefficient, drawn["rehearsal"], unit=unit))

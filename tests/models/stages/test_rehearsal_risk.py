@@ -23,6 +23,7 @@ from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.stages.rehearsal import next_best
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.stage import Stage
@@ -109,6 +110,35 @@ def test_every_prompt_of_ppo_is_in_the_cluster_of_the_nearest_centre(
     assert all(row["cluster"] == known.get(row["prompt"], row["cluster"]) for row in rows)
 
 
+def test_risk_is_measured_on_the_next_best_answers(
+    tmp_path: Path, smoke_config: Any, ppo: PPOConfig, inputs: dict[str, Path]
+) -> None:
+    few = smoke_config.rehearsal.model_copy(update={"max_prompts": 60, "per_cluster": 5})
+    theirs = {"data": inputs["data"], "policy": inputs["policy"], "scorer": inputs["scorer"]}
+    folder = run_stage("rehearsal", few, tmp_path / "few", **theirs)
+    kept, measured = (read_rows(folder / f"{name}.jsonl") for name in ("rehearsal", "measured"))
+    assert len(kept) == 20 and not {row["prompt"] for row in kept} & {
+        row["prompt"] for row in measured
+    }
+    for cluster in range(4):
+        best, behind = (
+            [row["advantage_score"] for row in rows if row["cluster"] == cluster]
+            for rows in (kept, measured)
+        )
+        assert 1 <= len(behind) <= 5 and min(best) >= max(behind)
+    run = PPORun(ppo, Stage({**inputs, "rehearsal": folder}, tmp_path))
+    assert run.risk is not None
+    assert run.risk.measured_cluster.tolist() == [row["cluster"] for row in measured]
+    run.risk.measure(run.learner.policy, run.reference)
+    assert run.risk.num_tokens.shape == (len(measured),)
+
+
+def test_a_cluster_without_further_answers_is_measured_on_its_best() -> None:
+    ranked_by = torch.tensor([0.0, 3.0, 1.0, 2.0, 5.0, 4.0])
+    clusters = torch.tensor([0, 0, 0, 0, 1, 1])
+    assert next_best(ranked_by, clusters, 2, best=[1, 3, 4, 5]) == [0, 2, 4, 5]
+
+
 def test_risk_is_what_the_policy_has_lost_of_the_rehearsed_answers(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
@@ -116,6 +146,7 @@ def test_risk_is_what_the_policy_has_lost_of_the_rehearsed_answers(
     assert run.risk is not None
     (term,) = run.learner.nll_terms
     rows, clusters = run.risk.rows, run.risk.cluster.tolist()
+    assert run.risk.measured == rows  # there are no others
     run.risk.measure(run.learner.policy, run.reference)
     # Nothing is lost yet: all is as with uniform weights.
     assert not run.risk.risk.any() and run.risk.kept == rows == term.rows
@@ -253,7 +284,8 @@ def test_prompts_without_a_cluster_are_refused(
     other = tmp_path / "rehearsal"
     other.mkdir()
     rows = read_rows(rehearsed / "clusters.jsonl")
-    (other / "rehearsal.jsonl").write_bytes((rehearsed / "rehearsal.jsonl").read_bytes())
+    for name in ("rehearsal.jsonl", "measured.jsonl"):
+        (other / name).write_bytes((rehearsed / name).read_bytes())
     (other / "clusters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     with pytest.raises(ValueError, match="1 of 136 prompts have no cluster"):
         PPORun(ppo, Stage({**inputs, "rehearsal": other}, tmp_path))
