@@ -126,6 +126,14 @@ ROUND_ARMS = {
     "meta": Variant("MetaRM", _ASCENT),
     "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
 }
+# The published update against its sign turned round, and J as a term of the loss.
+META_UPDATES = {
+    "eta_0": ROUND_ARMS["eta_0"],
+    "ascend": ROUND_ARMS["meta"],
+    "descend": Variant("the sign turned", {**_ASCENT, "update": "descend"}),
+    "term": Variant("J a term, weight 1", {"update": "term"}),
+    "term_01": Variant("J a term, weight .1", {"update": "term", "objective_coef": 0.1}),
+}
 # [RM figure 17] Changes of PPOConfig: the KL, nats an answer, is not in the paper.
 DYNAMIC_KL = {"kl_target": 1.0, "kl_horizon": 100}
 DROPOUT = 0.05  # [RM] Of contrastive reward models.

@@ -158,7 +158,7 @@ def _answered(
 
 
 def meta_rm(config: reward.MetaRMConfig, inputs: StageInputs) -> Work:
-    """MetaRM: samples of the current policy, then an ascent before each descent.
+    """MetaRM: samples of the current policy, then an ascent before each descent, or J in the loss.
 
     The ascent has whole gradients, in whose place the weights are kept during the descent; under
     stages 2 and 3 of ZeRO each rank's part of them.
@@ -171,12 +171,16 @@ def meta_rm(config: reward.MetaRMConfig, inputs: StageInputs) -> Work:
     meta = _answered(config, inputs, counts.num_taken(prompts, config.meta_batch))
     num_heads = inputs.scorer_heads[0]
     parameters = inputs.shape.scorer_parameters(num_heads)
-    learning = supervised_work(inputs, train, parameters, inputs.pairs(amounts.train_pairs))
-    ascents = Work(
-        forward_tokens=2 * all_prompts * meta.length,
-        trained_tokens=learning.optimiser_steps * meta.tokens,
-        phases=_ascent(inputs, train, learning, meta),
-    )
+    pairs = inputs.pairs(amounts.train_pairs)
+    further = [meta] if config.update == "term" else []
+    learning = supervised_work(inputs, train, parameters, pairs, further=further)
+    ascents = Work(forward_tokens=2 * all_prompts * meta.length)
+    if config.update != "term":
+        tokens, phases = (
+            learning.optimiser_steps * meta.tokens,
+            _ascent(inputs, train, learning, meta),
+        )
+        ascents = replace(ascents, trained_tokens=tokens, phases=phases)
     scoring = _scoring(inputs, train, num_heads, amounts.held_out_pairs)
     num_answers = all_prompts * config.num_responses
     sampling = policy_sampling(config, inputs, num_answers, inputs.policy_bytes)

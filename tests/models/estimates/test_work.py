@@ -335,6 +335,10 @@ def test_meta_rm() -> None:
     ascent = work.phases["ascent"]
     assert (ascent.weights, ascent.gradients) == (scorer, scorer)
     assert work.phases["loading"].total == scorer
+    term = _work("meta_rm", config.model_copy(update={"update": "term"}), scorer_heads=(2,))
+    assert term.trained_tokens == work.trained_tokens
+    assert "ascent" not in term.phases
+    assert term.phases["training"].weights == scorer
 
 
 def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:
