@@ -45,6 +45,12 @@ class CollapseConfig(StageConfig):
     """Steps over which the monitors are averaged"""
     max_kl: float = Field(20.0, gt=0, le=1e6)
     """KL from the reference, in nats per response, above which the guard acts"""
+    num_held_out: int = Field(2, ge=0, le=64)
+    """Members of the ensemble, at most, that score every rollout for the guard to compare with: of
+    those that neither judge policies nor are optimised; raised, a forward pass more each"""
+    max_held_out_fall: Positive | None = None
+    """Fall of the held-out scorers' score from its highest, in spreads of the first responses'
+    scores, above which the guard acts; none: it does not look at them"""
     length_growth: float = Field(1.5, gt=1, le=1e6)
     """Response length over that at the start, above which the guard acts if the score has risen and
     perplexity has fallen"""

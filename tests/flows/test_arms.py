@@ -89,6 +89,10 @@ def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, 
             expected = rows[scorers.get(arm, "advantage_model")].stage
             assert inputs["scorer"] is measured["scorer"] is expected
         assert ("safety_scorer" in inputs) == (arm == "ppo_max_safety")
+        # Neither judges nor what the arm is optimised against.
+        held_out = {"vanilla": (4, 5), "ppo_max_ensemble": ()}.get(arm, (0, 4))
+        watched = [rows[f"member_{index}"].stage for index in held_out]
+        assert inputs.get("held_out_scorer", []) == watched
     assert _inputs(rows, "policy_ppo_max_safety")["safety_scorer"] is rows["safety_model"].stage
 
 
@@ -106,7 +110,8 @@ def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
     one, shape = rows["policy_ppo_max_rm"].work, plan.shape
     weights = 4 * shape.scorer_parameters(1)
     row = min(plan.amounts.prompt_tokens, shape.context - 24) + 25  # an answer and its end token
-    for arm, more in (("ppo_max_ensemble", 2), ("ppo_max_safety", 1)):
+    # An ensemble has two scorers more, and no member is left for the guard, which has two else.
+    for arm, more in (("ppo_max_ensemble", 2 - 2), ("ppo_max_safety", 1)):
         several = rows[f"policy_{arm}"].work
         assert several.forward_tokens - one.forward_tokens == more * one.examples * row
         assert several.peak[1].frozen - one.peak[1].frozen == more * weights

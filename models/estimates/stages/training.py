@@ -326,6 +326,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     planned = counts.ppo_counts(config, inputs.amounts.prompts_of(config.prompts))
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     response, num_scorers = config.max_new_tokens + 1, len(inputs.scorer_heads)
+    num_scoring = num_scorers + inputs.num_heldout_models
     answers = Rows(planned.steps * planned.rollout, row)
     judging = Work()
     if config.scoring.judge is not None and not num_scorers:
@@ -348,7 +349,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         num_ranks=config.ranks,
         optimiser_steps=planned.steps * planned.updates,
         passed_logits=num_policies * answers.count * response,
-        forward_tokens=(num_policies + 1 + num_scorers) * answers.tokens,
+        forward_tokens=(num_policies + 1 + num_scoring) * answers.tokens,
         trained_tokens=learned * (planned.steps + planned.policy_steps) * row
         + updates * sum(rows.tokens for rows in nll),
         trained_logits=learned * planned.policy_steps * response
@@ -401,7 +402,7 @@ def _phases(
     critic = training_memory(inputs, num_critic, config, Rows(batch, row))
     answers = Rows(counts.rows_of_rank(planned.rollout, config.ranks), row, response)
     partition = partition_of(config)
-    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
+    others = inputs.policy_bytes + sum(inputs.scorer_bytes) + inputs.heldout_bytes
     phases = trainer_phases(
         inputs,
         config,
