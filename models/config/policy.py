@@ -45,7 +45,7 @@ class CollapseConfig(StageConfig):
     """Steps over which the monitors are averaged"""
     max_kl: float = Field(20.0, gt=0, le=1e6)
     """KL from the reference, in nats per response, above which the guard acts"""
-    num_held_out: int = Field(2, ge=0, le=64)
+    num_held_out: int = Field(0, ge=0, le=64)
     """Members of the ensemble, at most, that score every rollout for the guard to compare with: of
     those that neither judge policies nor are optimised; raised, a forward pass more each"""
     max_held_out_fall: Positive | None = None
@@ -58,6 +58,10 @@ class CollapseConfig(StageConfig):
     """Response length over that at the start, below which the guard acts if the score has risen"""
     perplexity_drop: float = Field(0.6, gt=0, lt=1)
     """Perplexity less 1 over that at the start, below which perplexity has fallen"""
+
+    def _problems(self) -> Iterator[str]:
+        if self.max_held_out_fall is not None and self.num_held_out == 0:
+            yield "num_held_out must be above 0 where max_held_out_fall is given, found 0"
 
 
 class ScorersConfig(StageConfig):

@@ -89,10 +89,6 @@ def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, 
             expected = rows[scorers.get(arm, "advantage_model")].stage
             assert inputs["scorer"] is measured["scorer"] is expected
         assert ("safety_scorer" in inputs) == (arm == "ppo_max_safety")
-        # Neither judges nor what the arm is optimised against.
-        held_out = {"vanilla": (4, 5), "ppo_max_ensemble": ()}.get(arm, (0, 4))
-        watched = [rows[f"member_{index}"].stage for index in held_out]
-        assert inputs.get("held_out_scorer", []) == watched
     assert _inputs(rows, "policy_ppo_max_safety")["safety_scorer"] is rows["safety_model"].stage
 
 
@@ -110,8 +106,7 @@ def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
     one, shape = rows["policy_ppo_max_rm"].work, plan.shape
     weights = 4 * shape.scorer_parameters(1)
     row = min(plan.amounts.prompt_tokens, shape.context - 24) + 25  # an answer and its end token
-    # An ensemble has two scorers more, and no member is left for the guard, which has two else.
-    for arm, more in (("ppo_max_ensemble", 2 - 2), ("ppo_max_safety", 1)):
+    for arm, more in (("ppo_max_ensemble", 2), ("ppo_max_safety", 1)):
         several = rows[f"policy_{arm}"].work
         assert several.forward_tokens - one.forward_tokens == more * one.examples * row
         assert several.peak[1].frozen - one.peak[1].frozen == more * weights
@@ -122,6 +117,21 @@ def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
     assert weighed.phases["likelihoods"].frozen == 4 * (
         shape.policy_parameters + shape.scorer_parameters(2)
     )
+
+
+def test_what_watches_a_policy_neither_judges_nor_is_optimised() -> None:
+    changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6", "rounds.max_rounds=2"]
+    changes += ['ppo.scoring.safety_categories=["harmful","rude"]', "ppo.guard.num_held_out=2"]
+    changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
+    config = apply_changes(recipe_named("smoke"), parse_overrides(changes))
+    plan = make_plan(config, "rlhf", Machine(1, 10**15, 2, False))
+    rows = {role: row for row in plan.rows for role in row.roles}
+    for arm in (*OF_PPO, "round_2"):
+        # Members 1 to 3 judge; vanilla is optimised against the first, the ensemble against all.
+        watching = {"vanilla": (4, 5), "ppo_max_ensemble": ()}.get(arm, (0, 4))
+        members = [rows[f"member_{index}"].stage for index in watching]
+        assert _inputs(rows, f"policy_{arm}").get("held_out_scorer", []) == members
+        assert rows[f"policy_{arm}"].inputs.num_heldout_models == len(members)
 
 
 def test_no_stage_is_trained_that_no_arm_needs() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
@@ -197,7 +198,9 @@ def test_readings_by_hand() -> None:
 
 def test_guard_names_what_held_out_scorers_do_not_confirm() -> None:
     """Their score falls by .5 of a spread of 2 from its highest, which is not the first."""
-    config = CollapseConfig(window=2, max_held_out_fall=0.4)
+    config = CollapseConfig(window=2, num_held_out=2, max_held_out_fall=0.4)
+    with pytest.raises(ValidationError, match="num_held_out must be above 0"):
+        CollapseConfig(max_held_out_fall=0.4)
     rising = [_held_out(0.0), _held_out(0.0), _held_out(3.0), _held_out(3.0)]
     assert collapse_reason(rising, config) is None
     fallen = [*rising, _held_out(2.0, 1.0), _held_out(2.0, 1.0)]
