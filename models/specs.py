@@ -275,9 +275,10 @@ PPO_MAX = StageSpec(
     "gpu",
     required=("policy", "reference", "data"),
     optional=("rehearsal", "safety_scorer"),
-    several=("scorer",),
+    several=("scorer", "held_out_scorer"),
     makes="policy",
-    doc="PPO-max against `scorer`, held near `reference`; several scorers are an ensemble.",
+    doc="PPO-max against `scorer`, held near `reference`; several are an ensemble. "
+    "`held_out_scorer`: what the collapse guard compares it with.",
 )
 DPO = StageSpec(
     "dpo",

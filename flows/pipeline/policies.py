@@ -132,6 +132,14 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     return run[scorer]
 
 
+def held_out_of(run: Run, scorer: Future | list[Future] | None) -> list[Future] | None:
+    """The scorers that the collapse guard compares `scorer` with: members of the ensemble that
+    neither judge policies nor are optimised; None where there are none."""
+    optimised = scorer if isinstance(scorer, list) else [scorer]
+    others = [m for m in run.optimised_members if not any(m is other for other in optimised)]
+    return others[: run.config.ppo.guard.num_held_out] or None
+
+
 def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or the arm that it starts from, uses rehearsal."""
     row = ARMS[arm]
@@ -171,12 +179,14 @@ def _start(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
 def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     row = ARMS[arm]
     start = _start(run, arm, scheduling)
+    scorer = scorer_of(run, arm) if row.scorer else None
     return run.submit(
         specs.PPO_MAX,
         run.seeded(row.ppo(run.config.ppo)),
         policy=start,
         reference=run["sft"] if row.start in ARMS else start,
-        scorer=scorer_of(run, arm) if row.scorer else None,
+        scorer=scorer,
+        held_out_scorer=held_out_of(run, scorer),
         data=run["data"],
         rehearsal=run["rehearsal"] if row.rehearses else None,
         safety_scorer=run[row.safety_scorer] if row.safety_scorer else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.pipeline.labels import compare_votes
-from trimtab.flows.pipeline.policies import judge, measure
+from trimtab.flows.pipeline.policies import held_out_of, judge, measure
 from trimtab.flows.pipeline.rewards import train_meta_rm
 from trimtab.flows.pipeline.run import Run, judgement_of_round, roles_of_round
 from trimtab.models import specs
@@ -63,6 +63,7 @@ def _start_round(run: Run, number: int) -> str:
         policy=run[previous.policy],
         reference=run["sft"],
         scorer=run[current.scorer],
+        held_out_scorer=held_out_of(run, run[current.scorer]),
         data=run["data"],
         rehearsal=run["rehearsal"],
         label=f"PPO round {number}",

@@ -152,6 +152,7 @@ def _stage_inputs(
     stage: PlannedStage, shape: ModelShape, amounts: Amounts, machine: Machine
 ) -> StageInputs:
     scorers = [stages_in(stage.inputs.get(name)) for name in ("scorer", "safety_scorer")]
+    held_out = [stages_in(stage.inputs.get(name)) for name in ("judge", "held_out_scorer")]
     labels = stage.inputs.get("pairs")
     if labels is not None:
         share = labels.config.keep_to - labels.config.keep_from
@@ -163,7 +164,7 @@ def _stage_inputs(
         amounts,
         scorer_heads=tuple(map(_num_heads, chain.from_iterable(scorers))),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
-        num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
+        num_heldout_models=sum(map(len, held_out)),
         num_rehearsed=sum(
             num_rehearsed(kept.config, amounts) for kept in stages_in(stage.inputs.get("rehearsal"))
         ),

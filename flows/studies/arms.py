@@ -174,6 +174,16 @@ def rounds(run: Run) -> None:
             add_comparison(run, f"versus_{theirs}", ours, theirs)
 
 
+def meta_updates(run: Run) -> None:
+    """`meta_rm_<variant>`: the reward model `scorer_raw` trained on, on the answers of SFT."""
+    add_scorer(run, "raw")
+    meta_rm = run.config.rounds.meta_rm
+    held_out = {"num_held_out": meta_rm.num_prompts // 2}
+    for name, variant in variants.META_UPDATES.items():
+        config = with_changes(meta_rm, {**held_out, **variant.changes})
+        add_meta_rm(run, f"meta_rm_{name}", config, "sft", f"MetaRM, {variant.label}")
+
+
 def rounds_at_dynamic_kl(run: Run) -> None:
     """As many rounds of MetaRM whose KL coefficient is steered to a KL of the round."""
     rounds(run)

@@ -46,6 +46,12 @@ class CollapseConfig(StageConfig):
     """Steps over which the monitors are averaged"""
     max_kl: float = Field(20.0, gt=0, le=1e6)
     """KL from the reference, in nats per response, above which the guard acts"""
+    num_held_out: int = Field(0, ge=0, le=64)
+    """Members of the ensemble, at most, that score every rollout for the guard to compare with: of
+    those that neither judge policies nor are optimised; raised, a forward pass more each"""
+    max_held_out_fall: Positive | None = None
+    """Fall of the held-out scorers' score from its highest, in spreads of the first responses'
+    scores, above which the guard acts; none: it does not look at them"""
     length_growth: float = Field(1.5, gt=1, le=1e6)
     """Response length over that at the start, above which the guard acts if the score has risen and
     perplexity has fallen"""
@@ -53,6 +59,10 @@ class CollapseConfig(StageConfig):
     """Response length over that at the start, below which the guard acts if the score has risen"""
     perplexity_drop: float = Field(0.6, gt=0, lt=1)
     """Perplexity less 1 over that at the start, below which perplexity has fallen"""
+
+    def _problems(self) -> Iterator[str]:
+        if self.max_held_out_fall is not None and self.num_held_out == 0:
+            yield "num_held_out must be above 0 where max_held_out_fall is given, found 0"
 
 
 class ScorersConfig(StageConfig):

@@ -394,11 +394,19 @@ class AdvantageModelConfig(PairLossConfig):
 
 
 class MetaRMConfig(SamplerConfig):
-    """MetaRM [RM section 3.2]: an ascent step on the meta set before each descent step."""
+    """MetaRM [RM section 3.2]: an ascent step on the meta set before each descent step.
+
+    J says how far apart the scores of a prompt's answers lie [RM eq. 11].
+    """
 
     seed: Seed = 0
     """Seed of sampling and data order"""
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
+    update: Literal["ascend", "descend", "term"] = "ascend"
+    """ascend: the published update, a step up the gradient of J; descend: a step down it, so that
+    what is kept spreads scores; term: no such step, but objective_coef times J off the loss"""
+    objective_coef: Positive = 1.0
+    """Weight of J, where update is term (free)"""
     meta_learning_rate: float = Field(5e-6, ge=0, le=100)
     """eta, learning rate of the ascent step [META: 5e-6]"""
     ascent_length: Positive | None = None
@@ -429,6 +437,11 @@ class MetaRMConfig(SamplerConfig):
     margin_by: MarginBy = Field("constant", description=OF_MARGIN_BY)
 
     def _problems(self) -> Iterator[str]:
+        if self.keep_ascent and self.update != "ascend":
+            yield (
+                f"keep_ascent must be false where update is {self.update}, found true: there is no "
+                "ascent"
+            )
         if self.keep_ascent and self.train.lora is not None:
             yield (
                 "keep_ascent must be false with train.lora, found true: adapters are merged into "

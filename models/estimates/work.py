@@ -34,7 +34,7 @@ class StageInputs:
 
     scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
-    num_heldout_models: held-out reward models that score an evaluation.
+    num_heldout_models: reward models that score an evaluation, or PPO's answers, beside them.
     num_rehearsed: dialogues to rehearse, at most.
     starts_as_reference: whether PPO's policy is at first its reference.
     is_relabelled: whether relabelled pairs come in beside the raw ones.
@@ -89,6 +89,12 @@ class StageInputs:
         """Bytes of each incoming scorer's weights, where it is not trained."""
         sizes = map(self.shape.scorer_parameters, self.scorer_heads)
         return [self.frozen_bytes(size, self.shape.num_layers) for size in sizes]
+
+    @property
+    def heldout_bytes(self) -> int:
+        """Bytes of the weights of all held-out reward models."""
+        size = self.frozen_bytes(self.shape.scorer_parameters(1), self.shape.num_layers)
+        return self.num_heldout_models * size
 
     def frozen_bytes(self, num_parameters: int, num_layers: int) -> int:
         """Bytes of weights that are not trained, among them the linear maps of so many layers."""

@@ -7,6 +7,10 @@ as the parameters twice, and with g three times.
 
 Where the descent has converged, grad L is 0 at theta', so that theta' is the plain optimum, and
 theta = theta' - eta grad J tells answers apart less than that. `keep_ascent` saves theta'.
+
+Deviations, both switches:
+1. `update=descend` turns the sign of eta: theta = theta' + eta grad J where it has converged.
+2. `update=term` has no theta': the optimiser steps with the gradient of L - objective_coef J.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +54,7 @@ from trimtab.models.training.learner import (
     built_ahead,
 )
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.optimiser import Ascent, WholeAscent
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.sampling import sample_answers
@@ -79,6 +85,10 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     meta_rows = rows[:count]
     before = score_spreads(model, rows)
     ascent = MetaAscent(config, model, meta_rows)
+    extras = StepExtras(ascend=ascent)
+    if config.update == "term":
+        drawn = min(config.meta_batch, count)
+        extras = StepExtras(term=ObjectiveTerm(meta_rows, config.objective_coef, drawn))
     summary = fit(
         model,
         TrainingRows(pairs.rows, pairs.weight, arguments=pair_batches_of(pairs).compared),
@@ -86,7 +96,7 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
         config.train,
         seed=config.seed,
         workdir=stage.workdir,
-        extras=StepExtras(ascend=ascent),
+        extras=extras,
     )
     model.eval()
     if config.keep_ascent:
@@ -111,8 +121,27 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     stage.write_summary(summary)
 
 
+@dataclass(frozen=True)
+class ObjectiveTerm(DrawnTerm):
+    """-J of a meta batch, as a term of the loss; the metric is `meta_loss`."""
+
+    name: str = "meta_loss"
+
+    @staticmethod
+    def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
+        """-J of prompts with equally many answers."""
+        objective, metrics = _objective(model, batch)
+        return -objective, metrics
+
+    @staticmethod
+    def weight(row: Candidates) -> int:
+        """1, as J is a mean over prompts."""
+        return 1
+
+
 class MetaAscent:
-    """Moves a model's parameters up the gradient of J, on one meta batch a step."""
+    """Moves a model's parameters along the gradient of J, on one meta batch a step: up it, or down
+    it where `update` is descend."""
 
     def __init__(
         self,
@@ -127,7 +156,7 @@ class MetaAscent:
 
     @contextmanager
     def __call__(self, step: int, learner: Learner[Any]) -> Iterator[Metrics]:
-        """A context with parameters theta + eta * grad J(theta); `step` alone decides the batch."""
+        """A context with parameters theta +- eta grad J(theta); `step` alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
         ascent = learner.ascent(self.objective)
@@ -135,9 +164,9 @@ class MetaAscent:
         ascent.undo()
 
     def move(self, ascent: Ascent, drawn: Sequence[Candidates]) -> Metrics:
-        """Move the parameters up the gradient of J over the rows.
+        """Move the parameters along the gradient of J over the rows.
 
-        The metric `ascent_length` is in the unit of the configuration's.
+        The metric `ascent_length` is in the unit of the configuration's, negative down it.
         """
         rows = TrainingRows(drawn, torch.ones(len(drawn)), arguments=lambda _: None)
         micro = built_ahead(ascent, rows, range(len(drawn)), self.max_tokens)
@@ -149,13 +178,18 @@ class MetaAscent:
         rate = self.config.meta_learning_rate
         if self.config.ascent_length is not None:
             rate = self.config.ascent_length * step_length / max(float(norm), EPSILON)
+        if self.config.update == "descend":
+            rate = -rate
         ascent.move(rate)
         return {**metrics, "ascent_length": rate * norm / step_length}
 
     def objective(self, batch: PackedBatch, _: None) -> tuple[Tensor, Metrics]:
         """J of a packed batch, whose prompts have equally many answers."""
-        scores = response_scores(self.model, batch)
-        return difference_objective(scores.view(len(batch.lengths), -1))
+        return _objective(self.model, batch)
+
+
+def _objective(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
+    return difference_objective(response_scores(model, batch).view(len(batch.lengths), -1))
 
 
 def _pair_loss(

@@ -16,17 +16,31 @@ from trimtab.models.studies.measures import (
     KL,
     STABILITY,
     SeedRun,
+    accuracy_of,
     curve_plots,
     curves_table,
     outcome_plot,
     percent_in_bins,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Line, Plot, SeedResult, line_at, line_of
-from trimtab.models.studies.variants import ROUND_ARMS, dynamic_kl
+from trimtab.models.studies.results import (
+    Line,
+    Plot,
+    SeedResult,
+    Verdict,
+    bar_plot,
+    line_at,
+    line_of,
+)
+from trimtab.models.studies.variants import META_UPDATES, ROUND_ARMS, dynamic_kl
 
 exhibit = exhibits_in("part-2")
 TENTHS = [index / 10 for index in range(11)]
+SPREAD = "difference of answers' scores, after / before"
+NO_HELD_OUT = (
+    "no score differences outside the meta set: there must be more prompts than "
+    "rounds.meta_rm.num_prompts"
+)
 
 
 @exhibit(
@@ -128,10 +142,7 @@ def figure_16(run: SeedRun) -> SeedResult:
         rows = run.rows(f"meta_rm_{arm}_1", "spreads.jsonl")
         rows = [row for row in rows if row["set"] == "held_out"]
         if not rows:
-            raise ReportInputError(
-                "no score differences outside the meta set: there must be more prompts than "
-                "rounds.meta_rm.num_prompts"
-            )
+            raise ReportInputError(NO_HELD_OUT)
         if arm == "meta":
             values["before MetaRM"] = [row["before"] for row in rows]
         values[f"after, {ROUND_ARMS[arm].label}"] = [row["after"] for row in rows]
@@ -211,3 +222,34 @@ def figure_17(run: SeedRun) -> SeedResult:
 def _kl_coefs(run: SeedRun, role: str) -> list[float]:
     """The KL coefficient of a policy by step."""
     return [row["metrics"]["kl_coef"] for row in run.rows(role, "metrics.jsonl")]
+
+
+@exhibit(
+    arms="meta_updates",
+    claim="Turned round, or as a term of the loss, J spreads answers apart and costs no accuracy",
+)
+def meta_updates(run: SeedRun) -> SeedResult:
+    """What J does to a reward model: the published update, its sign turned, J in the loss.
+
+    All train one reward model on, on the same pairs; eta 0 has no J. Differences are between SFT's
+    answers to prompts outside the meta set.
+    """
+    table = {}
+    for name, variant in META_UPDATES.items():
+        role = f"meta_rm_{name}"
+        rows = [row for row in run.rows(role, "spreads.jsonl") if row["set"] == "held_out"]
+        if not rows:
+            raise ReportInputError(NO_HELD_OUT)
+        spread = fmean(row["after"] for row in rows) / fmean(row["before"] for row in rows)
+        table[variant.label] = {SPREAD: spread, **run.accuracies(role)}
+    without = table[META_UPDATES["eta_0"].label]
+    checks: dict[str, Verdict] = {}
+    for name in ("descend", "term", "term_01"):
+        label = META_UPDATES[name].label
+        row = table[label]
+        checks[f"{label}: answers lie further apart than with eta 0"] = (
+            row[SPREAD] > without[SPREAD]
+        )
+        checks[f"{label}: the order is no worse"] = accuracy_of(row) >= accuracy_of(without)
+    plot = bar_plot("Spread of answers' scores", "update", SPREAD, table, [SPREAD])
+    return SeedResult(table, checks, [plot])

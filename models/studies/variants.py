@@ -126,6 +126,14 @@ ROUND_ARMS = {
     "meta": Variant("MetaRM", _ASCENT),
     "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
 }
+# The published update against its sign turned round, and J as a term of the loss.
+META_UPDATES = {
+    "eta_0": ROUND_ARMS["eta_0"],
+    "ascend": ROUND_ARMS["meta"],
+    "descend": Variant("the sign turned", {**_ASCENT, "update": "descend"}),
+    "term": Variant("J a term, weight 1", {"update": "term"}),
+    "term_01": Variant("J a term, weight .1", {"update": "term", "objective_coef": 0.1}),
+}
 # Nats, an answer: lines that share less are too short to be compared.
 LEAST_SHARED_KL = 0.1
 

@@ -119,6 +119,21 @@ def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
     )
 
 
+def test_what_watches_a_policy_neither_judges_nor_is_optimised() -> None:
+    changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6", "rounds.max_rounds=2"]
+    changes += ['ppo.scoring.safety_categories=["harmful","rude"]', "ppo.guard.num_held_out=2"]
+    changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
+    config = apply_changes(recipe_named("smoke"), parse_overrides(changes))
+    plan = make_plan(config, "rlhf", Machine(1, 10**15, 2, False))
+    rows = {role: row for row in plan.rows for role in row.roles}
+    for arm in (*OF_PPO, "round_2"):
+        # Members 1 to 3 judge; vanilla is optimised against the first, the ensemble against all.
+        watching = {"vanilla": (4, 5), "ppo_max_ensemble": ()}.get(arm, (0, 4))
+        members = [rows[f"member_{index}"].stage for index in watching]
+        assert _inputs(rows, f"policy_{arm}").get("held_out_scorer", []) == members
+        assert rows[f"policy_{arm}"].inputs.num_heldout_models == len(members)
+
+
 def test_no_stage_is_trained_that_no_arm_needs() -> None:
     roles = {
         role

@@ -158,7 +158,7 @@ def _answered(
 
 
 def meta_rm(config: reward.MetaRMConfig, inputs: StageInputs) -> Work:
-    """MetaRM: samples of the current policy, then an ascent before each descent.
+    """MetaRM: samples of the current policy, then an ascent before each descent, or J in the loss.
 
     The ascent has whole gradients, in whose place the weights are kept during the descent; under
     stages 2 and 3 of ZeRO each rank's part of them.
@@ -171,12 +171,16 @@ def meta_rm(config: reward.MetaRMConfig, inputs: StageInputs) -> Work:
     meta = _answered(config, inputs, counts.num_taken(prompts, config.meta_batch))
     num_heads = inputs.scorer_heads[0]
     parameters = inputs.shape.scorer_parameters(num_heads)
-    learning = supervised_work(inputs, train, parameters, inputs.pairs(amounts.train_pairs))
-    ascents = Work(
-        forward_tokens=2 * all_prompts * meta.length,
-        trained_tokens=learning.optimiser_steps * meta.tokens,
-        phases=_ascent(inputs, train, learning, meta),
-    )
+    pairs = inputs.pairs(amounts.train_pairs)
+    further = [meta] if config.update == "term" else []
+    learning = supervised_work(inputs, train, parameters, pairs, further=further)
+    ascents = Work(forward_tokens=2 * all_prompts * meta.length)
+    if config.update != "term":
+        tokens, phases = (
+            learning.optimiser_steps * meta.tokens,
+            _ascent(inputs, train, learning, meta),
+        )
+        ascents = replace(ascents, trained_tokens=tokens, phases=phases)
     scoring = _scoring(inputs, train, num_heads, amounts.held_out_pairs)
     num_answers = all_prompts * config.num_responses
     sampling = policy_sampling(config, inputs, num_answers, inputs.policy_bytes)
@@ -322,6 +326,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     planned = counts.ppo_counts(config, inputs.amounts.prompts_of(config.prompts))
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     response, num_scorers = config.max_new_tokens + 1, len(inputs.scorer_heads)
+    num_scoring = num_scorers + inputs.num_heldout_models
     answers = Rows(planned.steps * planned.rollout, row)
     judging = Work()
     if config.scoring.judge is not None and not num_scorers:
@@ -347,7 +352,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         num_ranks=config.ranks,
         optimiser_steps=planned.steps * planned.updates,
         passed_logits=num_policies * answers.count * response,
-        forward_tokens=(num_policies + 1 + num_scorers) * answers.tokens,
+        forward_tokens=(num_policies + 1 + num_scoring) * answers.tokens,
         trained_tokens=learned * (planned.steps + planned.policy_steps) * row
         + updates * sum(rows.tokens for rows in nll),
         trained_logits=learned * planned.policy_steps * response
@@ -403,7 +408,7 @@ def _phases(
         at_once = max(at_once, inputs.num_rehearsed)
     answers = Rows(counts.rows_of_rank(at_once, config.ranks), row, response)
     partition = partition_of(config)
-    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
+    others = inputs.policy_bytes + sum(inputs.scorer_bytes) + inputs.heldout_bytes
     phases = trainer_phases(
         inputs,
         config,

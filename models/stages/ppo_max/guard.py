@@ -1,7 +1,8 @@
 """The collapse guard: reads the PPO monitors and says when, and why, a run has gone wrong.
 
-Collapse shows as rising reward with longer responses and falling perplexity [PPO section 5.2], or
-as a policy far from its reference.
+Collapse shows as rising reward with longer responses and falling perplexity [PPO section 5.2], as a
+policy far from its reference, or as a score that held-out scorers do not confirm. What each finds,
+and how often it is wrong, is measured by tests/bench/guard.py.
 
 Deviations:
 1. Rising reward with responses that dwindle is a collapse too: a scorer that dislikes a small
@@ -10,34 +11,111 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
 
 from trimtab.models.config.policy import CollapseConfig
+from trimtab.models.functional.combination import ensemble_scores
+
+History = Sequence[Mapping[str, float]]
+TINY = 1e-12  # least of what is divided by
 
 
-def collapse_reason(history: Sequence[dict[str, float]], config: CollapseConfig) -> str | None:
-    """Why the run has collapsed, or `None`; `history` holds the monitors of every step so far."""
-    if len(history) < 2 * config.window:
+def first_reason(history: History, config: CollapseConfig) -> str | None:
+    """The reason at the first step that has one."""
+    ends = range(1, len(history) + 1)
+    return next(filter(None, (collapse_reason(history[:end], config) for end in ends)), None)
+
+
+def collapse_reason(history: History, config: CollapseConfig) -> str | None:
+    """Why the run has collapsed by its last step, or `None`; `history`: monitors of all steps."""
+    window = config.window
+    if len(history) < 2 * window:
         return None
-    start = _means(history[: config.window])
-    now = _means(history[-config.window :])
-    if now["kl"] > config.max_kl:
+    read, step, limit = readings(history, window), len(history), config.max_held_out_fall
+    if read["kl"] > config.max_kl:
         return (
-            f"KL to the reference is {now['kl']:.1f} nats per response over the last "
-            f"{config.window} steps, limit {config.max_kl}"
+            f"KL to the reference is {read['kl']:.1f} nats per response over the last {window} "
+            f"steps, limit {config.max_kl} (step {step})"
         )
-    longer = now["response_length"] > config.length_growth * start["response_length"]
-    shorter = now["response_length"] < config.length_drop * start["response_length"]
-    narrower = now["perplexity"] < 1 + config.perplexity_drop * (start["perplexity"] - 1)
-    if now["score"] > start["score"] and ((longer and narrower) or shorter):
+    if limit is not None and read.get("held_out_fall", 0.0) > limit:
         return (
-            f"score rose from {start['score']:.2f} to {now['score']:.2f} while length went from "
-            f"{start['response_length']:.1f} to {now['response_length']:.1f} and perplexity from "
-            f"{start['perplexity']:.2f} to {now['perplexity']:.2f}: the pattern of reward hacking"
+            f"the held-out score fell by {read['held_out_fall']:.2f} spreads from its highest, "
+            f"limit {limit}, while the score rose by {read['score_gain']:.2f} (step {step})"
+        )
+    hacked = read["length"] > config.length_growth and read["perplexity"] < config.perplexity_drop
+    if read["score_gain"] > 0 and (hacked or read["length"] < config.length_drop):
+        start, now = history[:window], history[-window:]
+        return (
+            f"score rose from {_mean(start, 'score'):.2f} to {_mean(now, 'score'):.2f} while "
+            f"length went from {_mean(start, 'response_length'):.1f} to "
+            f"{_mean(now, 'response_length'):.1f} and perplexity from "
+            f"{_mean(start, 'perplexity'):.2f} to {_mean(now, 'perplexity'):.2f}: "
+            f"the pattern of reward hacking (step {step})"
         )
     return None
 
 
-def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = ("score", "kl", "response_length", "perplexity")
-    return {name: sum(row[name] for row in rows) / len(rows) for name in names}
+def held_out_monitors(scores: Tensor, held_out: Tensor) -> dict[str, Tensor]:
+    """What H held-out scorers say of the N responses of a step that were scored.
+
+    scores: (N,), of the scorer that PPO optimises. held_out: (H, N), logits.
+    Returns `held_out_score` (mean), `held_out_std` (of the responses' means over scorers),
+    `held_out_disagreement` (spread between scorers, each about its mean of the batch, mean over
+    responses; logits) and `held_out_agreement` (Pearson correlation of both scores, 0 where one of
+    them is constant).
+    """
+    mean, reported = ensemble_scores(held_out, std_coef=0.0)
+    gaps = torch.stack([scores.to(mean) - scores.to(mean).mean(), mean - mean.mean()])
+    lengths = gaps.norm(dim=1)
+    return {
+        "held_out_score": mean.mean(),
+        "held_out_std": mean.std(),
+        "held_out_disagreement": reported["ensemble_std"],
+        "held_out_agreement": gaps.prod(0).sum() / lengths.prod().clamp(min=TINY),
+    }
+
+
+def readings(history: History, window: int) -> dict[str, float]:
+    """What the guard's limits are about, of the last `window` steps against the first.
+
+    history: the monitors of at least `window` steps. `kl`: nats a response. `length`: over that at
+    the start. `perplexity`: less 1, over that at the start. `score_gain`: since the start, in
+    spreads of the start's responses. Where held-out scorers score, too: `held_out_gain`, likewise;
+    `held_out_fall`, from its highest so far; `unconfirmed_gain`, what the score gained beyond it;
+    `agreement`; `disagreement`, over that at the start.
+    """
+    start, now = history[:window], history[-window:]
+
+    def ratio(name: str, floor: float = 0.0) -> float:
+        return (_mean(now, name) - floor) / max(_mean(start, name) - floor, TINY)
+
+    score_gain = (_mean(now, "score") - _mean(start, "score")) / max(
+        _mean(start, "score_std"), TINY
+    )
+    read = {
+        "kl": _mean(now, "kl"),
+        "length": ratio("response_length"),
+        "perplexity": ratio("perplexity", floor=1.0),
+        "score_gain": score_gain,
+    }
+    if "held_out_score" not in history[-1]:
+        return read
+    sums = [0.0, *accumulate(row["held_out_score"] for row in history)]
+    means = [(b - a) / window for a, b in zip(sums, sums[window:], strict=False)]
+    spread = max(_mean(start, "held_out_std"), TINY)
+    gain = (means[-1] - means[0]) / spread
+    return read | {
+        "held_out_gain": gain,
+        "held_out_fall": (max(means) - means[-1]) / spread,
+        "unconfirmed_gain": score_gain - gain,
+        "agreement": _mean(now, "held_out_agreement"),
+        "disagreement": ratio("held_out_disagreement"),
+    }
+
+
+def _mean(rows: History, name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)

@@ -24,6 +24,7 @@ from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.nets.scoring import response_logprobs, response_values
+from trimtab.models.stages.ppo_max.guard import held_out_monitors
 from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.training.data import with_columns
 from trimtab.models.training.learner import Metrics, ModelHandle
@@ -113,6 +114,7 @@ def collect(
         values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
+    held_out = models.scorers.held_out_scores(rows)
     normalised = move_to_device(_treat_scores(config, scores, moments))
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
@@ -121,6 +123,9 @@ def collect(
         advantages, clipped = treat_advantages(config, advantages, response_mask)
     categories = [row.get("category") for row in prompts]
     log_columns = {"response": responses, "category": categories, "score": scores}
+    if held_out is not None:
+        log_columns["held_out_score"] = held_out.mean(0)
+        reported |= held_out_monitors(scores, held_out)
     return Experience(
         rows=rows,
         texts=with_columns([{"prompt": row["prompt"]} for row in prompts], log_columns),

@@ -1,4 +1,7 @@
-"""What PPO's responses are scored by: a scorer, an ensemble or a judge; maybe safety first."""
+"""What PPO's responses are scored by: a scorer, an ensemble or a judge; maybe safety first.
+
+Held-out scorers score the same responses for the collapse guard, and no reward depends on them.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,16 @@ from trimtab.models.training.stage import Stage
 class Scorers:
     """members: one scorer, or an ensemble. judge: rates responses if there are no members.
 
-    safety: a reward model that is considered first."""
+    safety: a reward model that is considered first. held_out: scorers that are not optimised."""
 
     members: list[ModelHandle]
     judge: JudgeReward | None
     safety: ModelHandle | None
+    held_out: Sequence[ModelHandle] = ()
 
     @classmethod
     def load(cls, config: PPOConfig, stage: Stage) -> Scorers:
-        """Inputs: `scorer`, or `scorer_0`, `scorer_1` and so on; optionally `safety_scorer`.
+        """Inputs: `scorer`, or `scorer_0` and so on; optionally `safety_scorer`, `held_out_scorer`.
 
         Without a scorer the configuration's judge rates; ValueError where there is none.
         Under ZeRO stage 3 each scorer is sharded before the next is loaded.
@@ -42,12 +46,13 @@ class Scorers:
         judge = None if members else _judge_of(config, stage.workdir)
         has_safety = "safety_scorer" in stage.inputs
         safety = _load(stage.inputs["safety_scorer"], config.zero) if has_safety else None
-        return cls(members, judge, safety)
+        held_out = [_load(folder, config.zero) for folder in stage.several("held_out_scorer")]
+        return cls(members, judge, safety, held_out)
 
     @property
     def models(self) -> list[ModelHandle]:
-        """The members and the safety scorer."""
-        return [*self.members, *([self.safety] if self.safety else [])]
+        """The members, the safety scorer and those held out."""
+        return [*self.members, *([self.safety] if self.safety else []), *self.held_out]
 
     def score(
         self,
@@ -78,6 +83,12 @@ class Scorers:
             scores, more = safety_first(scores, safety, torch.tensor(is_safety_prompt), threshold)
             metrics |= more
         return scores, metrics
+
+    def held_out_scores(self, rows: Sequence[Candidates]) -> Tensor | None:
+        """Scores (H, N) of N responses by the H held-out scorers; None where there are none."""
+        if not self.held_out:
+            return None
+        return torch.stack([_scores(scorer, rows) for scorer in self.held_out])
 
 
 def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:

@@ -34,7 +34,7 @@ from trimtab.models.nets.loading import load_critic, load_policy, load_tokenizer
 from trimtab.models.nets.lora import merge_adapters, share_frozen
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.trunk import tie_trunk
-from trimtab.models.stages.ppo_max.guard import collapse_reason
+from trimtab.models.stages.ppo_max.guard import collapse_reason, first_reason
 from trimtab.models.stages.ppo_max.risk import RehearsalRisk
 from trimtab.models.stages.ppo_max.rollout import Experience, RolloutModels, collect
 from trimtab.models.stages.ppo_max.scorers import Scorers
@@ -60,7 +60,8 @@ def run(config: PPOConfig, stage: Stage) -> None:
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
     Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
-    With a `safety_scorer`, a reward model, these scorers stand for helpfulness.
+    With a `safety_scorer`, a reward model, these scorers stand for helpfulness. The collapse guard
+    compares with `held_out_scorer`, of which there may be several.
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl; where weights follow risk,
     risk.jsonl: by cluster, at each measurement.
@@ -171,7 +172,7 @@ class PPORun:
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.counts.steps
         batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
-        reason = None
+        reason = first_reason(history, self.config.guard)
         for batch in itertools.islice(batches, self.step, total):
             self._measure_risk()
             experience = self._collect(batch)
@@ -190,7 +191,7 @@ class PPORun:
                 self.kl_coef = steered_kl_coef(self.kl_coef, kl, self.config.kl_target, share)
             rows = ({"step": self.step, **row} for row in experience.texts)
             append_rows(self.stage.workdir / "rollouts.jsonl", rows)
-            reason = collapse_reason(history, self.config.guard)
+            reason = reason or collapse_reason(history, self.config.guard)
             if reason is not None and self.config.guard.action != "warn":
                 break
             checkpoint_or_stop(

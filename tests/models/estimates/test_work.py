@@ -184,6 +184,15 @@ def test_ppo_steps_and_tokens() -> None:
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
 
 
+def test_held_out_scorers_pass_every_answer_and_stay_in_memory() -> None:
+    plain, watched = (
+        _work("ppo_max", _ppo(), scorer_heads=(2,), num_heldout_models=count) for count in (0, 2)
+    )
+    assert watched.forward_tokens - plain.forward_tokens == 2 * 7 * 32 * 31
+    assert watched.peak[1].frozen - plain.peak[1].frozen == 2 * 4 * (TRUNK + HIDDEN)
+    assert watched.trained_tokens == plain.trained_tokens
+
+
 def test_ppo_nll_terms_add_to_policy_updates() -> None:
     plain = _work("ppo_max", _ppo()).trained_tokens
     rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), num_rehearsed=6).trained_tokens
@@ -353,6 +362,10 @@ def test_meta_rm() -> None:
     ascent = work.phases["ascent"]
     assert (ascent.weights, ascent.gradients) == (scorer, scorer)
     assert work.phases["loading"].total == scorer
+    term = _work("meta_rm", config.model_copy(update={"update": "term"}), scorer_heads=(2,))
+    assert term.trained_tokens == work.trained_tokens
+    assert "ascent" not in term.phases
+    assert term.phases["training"].weights == scorer
 
 
 def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:

@@ -106,6 +106,8 @@ def test_the_published_update_narrows_what_the_ascent_spreads() -> None:
         return float((scores[:, :, None] - scores[:, None, :]).abs().mean())
 
     spreads = [spread(plain)]
+    turned, _ = _updated(-1.0, pairs, label, answers)
+    assert spread(turned) > 1.02 * spreads[0]
     for eta in (0.5, 1.0, 2.0):
         theta, raised = _updated(eta, pairs, label, answers)
         torch.testing.assert_close(raised, plain, rtol=0, atol=3e-3)

@@ -19,10 +19,12 @@ from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.config.training import LoraConfig, TrainConfig
 from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import response_scores
-from trimtab.models.stages.meta_rm import MetaAscent
-from trimtab.models.training.learner import Learner, new_learner
+from trimtab.models.stages.meta_rm import MetaAscent, ObjectiveTerm
+from trimtab.models.training.learner import Learner, TrainingRows, new_learner
+from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.progress import read_metrics
 
 
 def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -> None:
@@ -111,6 +113,80 @@ def test_an_ascent_that_is_rounded_to_bfloat16_is_right_in_the_mean(
     share = float(moved @ asked / asked.square().sum())
     assert share == pytest.approx(1.0, abs=4 * float(variance) ** 0.5)
     assert 4 * float(variance) ** 0.5 < 0.7
+
+
+def test_the_sign_turned_moves_as_far_the_other_way(
+    smoke_config: Any, advantage_model: Path
+) -> None:
+    rows = [Candidates([7, 8, 9], ([10, 11], [12], [13, 14, 15])) for _ in range(4)]
+    config = smoke_config.rounds.meta_rm.model_copy(update={"meta_batch": 4, "ascent_length": 0.25})
+    moves, lengths = [], []
+    for update in ("ascend", "descend"):
+        model = load_scorer(advantage_model / "model")
+        before = _copied(model)
+        ascent = MetaAscent(config.model_copy(update={"update": update}), model, rows)
+        with ascent(0, _learner(model, config.train)) as metrics:
+            moves.append({name: value - before[name] for name, value in _copied(model).items()})
+        assert all(torch.equal(value, before[name]) for name, value in _copied(model).items())
+        lengths.append(float(metrics["ascent_length"]))
+    assert lengths == pytest.approx([0.25, -0.25])
+    for name, value in moves[0].items():  # a float32 of size s is rounded by at most s * 2^-24
+        bound = 2.0**-23 * float(before[name].abs().max() + value.abs().max())
+        torch.testing.assert_close(moves[1][name], -value, rtol=0, atol=bound)
+
+
+def test_a_term_steps_along_the_gradient_of_the_loss_less_the_objective(
+    tmp_path: Path, smoke_config: Any, advantage_model: Path
+) -> None:
+    """One step of `fit`: its gradient norm is that of L - 0.3 J."""
+    row = Candidates([7, 8, 9], ([10, 11], [12], [13, 14, 15]))
+    pairs = [Candidates([7, 8, 9 + n], ([10, 11], [12, 13 + n])) for n in range(4)]
+    model = load_scorer(advantage_model / "model")
+
+    def loss(batch: PackedBatch, _: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        gap = response_scores(model, batch).view(-1, 2).diff(dim=1)
+        return torch.nn.functional.softplus(gap).mean(), {}
+
+    total = loss(pack(pairs), None)[0]
+    objective, _ = difference_objective(response_scores(model, pack([row])).view(1, 3))
+    gradients = torch.autograd.grad(total - 0.3 * objective, list(model.parameters()))
+    expected = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    train = smoke_config.rounds.meta_rm.train.model_copy(update={"batch_size": 4, "num_epochs": 1})
+    data = TrainingRows(pairs, torch.ones(4), arguments=lambda indices: indices)
+    term = ObjectiveTerm([row], 0.3, 4)  # drawn four times
+    fit(model, data, loss, train, seed=0, workdir=tmp_path, extras=StepExtras(term=term))
+    (step,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert step["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
+    assert step["meta_loss"] == pytest.approx(-float(objective.detach()), rel=1e-5)
+
+
+def test_as_a_term_the_objective_spreads_more_the_more_it_weighs(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    inputs = {"policy": policy, "scorer": advantage_model, "data": world}
+    spreads = []
+    for coef in (1e-9, 3.0, 30.0):
+        changes = {"update": "term", "objective_coef": coef}
+        config = smoke_config.rounds.meta_rm.model_copy(update=changes)
+        folder = tmp_path / str(coef)
+        output = run_stage("meta_rm", config, folder, preferences=comparisons, **inputs)
+        spreads.append(json.loads((output / "summary.json").read_text())["score_spread_after"])
+        assert "ascent_length" not in read_metrics(folder / "metrics.jsonl")[0]
+    assert spreads == sorted(spreads)
+    assert spreads[0] < spreads[-1]
+
+
+@pytest.mark.parametrize("update", ["descend", "term"])
+def test_only_an_ascent_is_kept(update: str) -> None:
+    with pytest.raises(
+        ValidationError, match=f"keep_ascent must be false where update is {update}"
+    ):
+        MetaRMConfig(keep_ascent=True, update=update)
 
 
 def test_theta_prime_is_an_ascent_on_the_whole_meta_set_from_theta(

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.policy import CollapseConfig
+from trimtab.models.data.records import read_rows
 from trimtab.models.functional.ppo import steered_kl_coef
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.stages.ppo_max.guard import collapse_reason
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.stages.ppo_max.guard import (
+    collapse_reason,
+    first_reason,
+    held_out_monitors,
+    readings,
+)
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.stage import Stage
@@ -128,7 +136,8 @@ def test_rollback_returns_to_the_oldest_checkpoint(
 
 
 def _row(score: float, length: float, perplexity: float, kl: float = 1.0) -> dict[str, float]:
-    return {"score": score, "response_length": length, "perplexity": perplexity, "kl": kl}
+    row = {"score": score, "response_length": length, "perplexity": perplexity, "kl": kl}
+    return {**row, "score_std": 0.5}
 
 
 def test_guard_names_reward_hacking_and_only_that() -> None:
@@ -149,6 +158,120 @@ def test_guard_names_reward_hacking_and_only_that() -> None:
     assert far is not None
     assert "25.0 nats" in far
     assert collapse_reason(start, config) is None
+
+
+def _held_out(held_out: float, score: float = 0.0) -> dict[str, float]:
+    monitors = {"held_out_score": held_out, "held_out_std": 2.0}
+    agreement = {"held_out_disagreement": 0.5, "held_out_agreement": 0.9}
+    return {**_row(score, 10.0, 2.0), **monitors, **agreement}
+
+
+def test_readings_by_hand() -> None:
+    """Windows of two: means 1, 3, 4, 2.5 of held-out scores whose spread at the start is 2."""
+    steps = [
+        {**_held_out(held_out, score), "held_out_disagreement": disagreement, "perplexity": 1 + p}
+        for held_out, score, disagreement, p in [
+            (0.0, 0.0, 1.0, 1.0),
+            (2.0, 1.0, 1.0, 1.0),
+            (4.0, 2.0, 2.0, 0.5),
+            (4.0, 3.0, 2.0, 0.5),
+            (1.0, 4.0, 3.0, 0.1),
+        ]
+    ]
+    read = readings(steps, 2)
+    assert read == pytest.approx(
+        {
+            "kl": 1.0,
+            "length": 1.0,
+            "perplexity": 0.3,  # (.5 + .1) / 2 over 1
+            "score_gain": (3.5 - 0.5) / 0.5,
+            "held_out_gain": (2.5 - 1.0) / 2.0,
+            "held_out_fall": (4.0 - 2.5) / 2.0,
+            "unconfirmed_gain": 6.0 - 0.75,
+            "agreement": 0.9,
+            "disagreement": 2.5,
+        }
+    )
+    plain = [{name: row[name] for name in _row(0.0, 1.0, 2.0)} for row in steps]
+    assert readings(plain, 2).keys() == {"kl", "length", "perplexity", "score_gain"}
+
+
+def test_guard_names_what_held_out_scorers_do_not_confirm() -> None:
+    """Their score falls by .5 of a spread of 2 from its highest, which is not the first."""
+    config = CollapseConfig(window=2, num_held_out=2, max_held_out_fall=0.4)
+    with pytest.raises(ValidationError, match="num_held_out must be above 0"):
+        CollapseConfig(max_held_out_fall=0.4)
+    rising = [_held_out(0.0), _held_out(0.0), _held_out(3.0), _held_out(3.0)]
+    assert collapse_reason(rising, config) is None
+    fallen = [*rising, _held_out(2.0, 1.0), _held_out(2.0, 1.0)]
+    reason = collapse_reason(fallen, config)
+    assert reason is not None
+    assert "fell by 0.50 spreads" in reason
+    assert "(step 6)" in reason
+    less = config.model_copy(update={"max_held_out_fall": 0.6})
+    off = config.model_copy(update={"max_held_out_fall": None})
+    for other in (less, off):
+        assert collapse_reason(fallen, other) is None
+    # Without held-out scorers the guard uses what it has.
+    plain = [{name: row[name] for name in _row(0.0, 1.0, 2.0)} for row in fallen]
+    assert collapse_reason(plain, config) is None
+    # What is found first stays found, as in a run that only warns.
+    recovered = [*fallen, *[_held_out(3.0)] * 2]
+    assert collapse_reason(recovered, config) is None
+    assert first_reason(recovered, config) == reason
+
+
+def test_held_out_monitors_by_hand() -> None:
+    """Two scorers with means 1, 2, 6 of three responses."""
+    scores = torch.tensor([1.0, 2.0, 3.0])
+    held_out = torch.tensor([[0.0, 1.0, 5.0], [2.0, 3.0, 7.0]])
+    monitors = held_out_monitors(scores, held_out)
+    assert float(monitors["held_out_score"]) == pytest.approx(3.0)
+    assert float(monitors["held_out_std"]) == pytest.approx(7.0**0.5)  # (4 + 1 + 9) / 2
+    assert float(monitors["held_out_disagreement"]) == pytest.approx(0.0)  # but for a constant
+    # Gaps -1, 0, 1 and -2, -1, 3: 5 over the roots of 2 and 14.
+    assert float(monitors["held_out_agreement"]) == pytest.approx(5 / 28**0.5)
+    apart = held_out_monitors(scores, torch.tensor([[0.0, 3.0, 3.0], [3.0, 3.0, 0.0]]))
+    # About their means -2, 1, 1 and 1, 1, -2: deviations of 1.5, 0, 1.5.
+    assert float(apart["held_out_disagreement"]) == pytest.approx(1.0)
+    constant = held_out_monitors(torch.ones(3), held_out)
+    assert float(constant["held_out_agreement"]) == 0.0
+
+
+def test_held_out_scorers_are_recorded_and_change_no_policy(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], advantage_model: Path
+) -> None:
+    outputs = {}
+    guard = CollapseConfig(action="warn")
+    config = smoke_config.ppo.model_copy(update={"guard": guard})
+    for name, more in (("plain", {}), ("watched", {"held_out_scorer_0": advantage_model})):
+        outputs[name] = run_stage("ppo_max", config, tmp_path / name, **inputs, **more)
+    plain, watched = (load_file(path / "model/model.safetensors") for path in outputs.values())
+    assert all(torch.equal(value, watched[name]) for name, value in plain.items())
+    rows = read_metrics(outputs["watched"] / "metrics.jsonl")
+    answers = read_rows(outputs["watched"] / "rollouts.jsonl")
+    # It is the scorer itself that is held out here.
+    for row in rows:
+        assert row["held_out_score"] == pytest.approx(row["score"], rel=1e-5)
+        assert row["held_out_agreement"] == pytest.approx(1.0, abs=1e-5)
+    assert [row["held_out_score"] for row in answers] == [row["score"] for row in answers]
+    assert "held_out_score" not in read_metrics(outputs["plain"] / "metrics.jsonl")[0]
+    assert "held_out_score" not in read_rows(outputs["plain"] / "rollouts.jsonl")[0]
+
+
+def test_a_run_that_only_warned_says_so_after_it_went_on(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_step(history: list[dict[str, float]], _: CollapseConfig) -> str | None:
+        return "the second step" if len(history) == 2 else None
+
+    monkeypatch.setattr(trainer, "collapse_reason", second_step)
+    guard = CollapseConfig(action="warn")
+    config = smoke_config.ppo.model_copy(update={"guard": guard})
+    output = run_stage("ppo_max", config, tmp_path, **inputs)
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["collapsed"], summary["collapse_reason"]) == (True, "the second step")
+    assert summary["stopped_at_step"] == 5
 
 
 def test_the_kl_coefficient_is_steered_and_goes_on_where_it_stood(

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.models.studies.conftest import Run
+from tests.models.studies.conftest import Run, pair, score, truth
 from tests.models.studies.policies_by_hand import judged, policy
-from trimtab.models.studies.rounds import figure_15, figure_16, figure_17, table_2, table_3
-from trimtab.models.studies.variants import ROUND_ARMS
+from trimtab.models.studies.rounds import (
+    SPREAD,
+    figure_15,
+    figure_16,
+    figure_17,
+    meta_updates,
+    table_2,
+    table_3,
+)
+from trimtab.models.studies.variants import META_UPDATES, ROUND_ARMS
 
 
 def test_figure_17_holds_rounds_against_ppo_on_the_reward_model_as_it_is(run: Run) -> None:
@@ -96,3 +104,25 @@ def test_figure_16_looks_outside_the_meta_set_and_at_training_without_the_ascent
     assert (shares[5], shares[9]) == (50, 50)
     no_more = figure_16(run(roles | {"meta_rm_eta_0_1": spread([3.0, 3.0])}))
     assert list(no_more.checks.values()) == [True, False]
+
+
+def test_updates_are_compared_with_as_much_training_without_them(run: Run) -> None:
+    def trained(after: float, *gaps: float) -> dict[str, Any]:
+        rows = [{"set": "held_out", "before": 2.0, "after": after}]
+        scores = [score(f"p{number}", gap) for number, gap in enumerate(gaps)]
+        return {"spreads.jsonl": rows, "scores.jsonl": scores}
+
+    names = ("p0", "p1")
+    roles: dict[str, Any] = {
+        "preferences": {
+            "test.jsonl": [pair(name) for name in names],
+            "truth.jsonl": [truth(name, is_wrong=False) for name in names],
+        }
+    }
+    roles |= {f"meta_rm_{name}": trained(3.0, 1.0, 1.0) for name in META_UPDATES}
+    same = meta_updates(run(roles))
+    assert list(same.checks.values()) == [False, True] * 3  # as far apart is not further
+    assert same.table["eta 0"][SPREAD] == 1.5
+    roles["meta_rm_descend"] = trained(4.0, 1.0, -1.0)
+    spread = meta_updates(run(roles))
+    assert list(spread.checks.values()) == [True, False, False, True, False, True]
