@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import Vote, with_changes
-from trimtab.flows.pipeline.data import prompts_for
+from trimtab.flows.pipeline.data import prompts_for, scorer_base
 from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
@@ -356,7 +356,7 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
         f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(run.config.reward_model),
-        policy="sft",
+        policy=scorer_base(run),
         preferences=labelled,
         label=f"reward model{how}",
     )

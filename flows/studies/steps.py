@@ -10,7 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from trimtab.flows.config.config import with_changes
-from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
+from trimtab.flows.pipeline.data import (
+    cache_trunk,
+    prepare,
+    prompts_for,
+    scorer_base,
+    trunk_for,
+)
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.pipeline.run import Run
@@ -86,7 +92,7 @@ def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes:
         f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(with_changes(config, changes)),
-        policy="sft",
+        policy=scorer_base(run),
         pairs=f"pairs_{name}",
         trunk=trunk_for(run, config.train),
         label=f"reward model {name}",
@@ -102,7 +108,7 @@ def add_advantage_model(
         role,
         ADVANTAGE_MODEL,
         run.seeded(config),
-        policy="sft",
+        policy=scorer_base(run),
         pairs=pairs,
         trunk=trunk_for(run, config.train),
         behaviour=["sft"] if config.use_importance_weights else None,
