@@ -62,6 +62,8 @@ Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 # The most that is added to a stage's seed, for its member, round, answers and random streams.
 MAX_OFFSET = 2_000_000
+# Sections of scorers, which `scorer_base` is the start of.
+SCORERS = ("ensemble.", "reward_model.", "advantage_model.", "rounds.")
 # Sections that say how a run goes on, and not what comes out.
 NOT_COUNTED = {"suspend"}
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
@@ -199,6 +201,9 @@ class RunConfig(StageConfig):
     constitution: ConstitutionConfig | None = None
     """Constitutional SFT: a model revises the SFT policy's answers, and SFT learns the revisions;
     none: plain SFT"""
+    scorer_base: SFTConfig | None = None
+    """Language model that reward models, Advantage Model and MetaRM start from, where that is
+    another than the policy: of another size, tokenizer or family; none: the SFT policy"""
     ensemble: EnsembleConfig = EnsembleConfig()
     cache_trunk: bool = True
     """Where trainable_layers is set: store the frozen layers' output for all pairs (4 bytes a token
@@ -267,6 +272,7 @@ class RunConfig(StageConfig):
         checks = (
             _seed_mistakes,
             _model_mistakes,
+            _scorer_mistakes,
             _pair_mistakes,
             _label_mistakes,
             _noise_mistakes,
@@ -306,6 +312,26 @@ def _model_mistakes(config: RunConfig) -> Iterator[str]:
             f"{', '.join(map(str, VLLM_HEADS))} where {samplers[0]} is given, found "
             f"{model.head_size}: vLLM has no attention for others"
         )
+
+
+def _scorer_mistakes(config: RunConfig) -> Iterator[str]:
+    """Scorers of another base, where that cannot be, or lacks the layers that settings need."""
+    base, advantage = config.scorer_base, config.advantage_model
+    if base is None:
+        return
+    if base.model.base is None:
+        yield from layer_mistakes(config, base.model.num_layers, is_of_scorers=True)
+        if not config.is_synthetic:
+            yield "scorer_base.model.base must be given with preferences.sources, found none"
+    for name, is_set in (
+        ("use_importance_weights", advantage.use_importance_weights),
+        ("expected_reward", advantage.expected_reward is not None),
+    ):
+        if is_set:
+            yield (
+                f"advantage_model.{name} must be left out where scorer_base is given, found it: it "
+                "reads the policy that the Advantage Model starts from"
+            )
 
 
 def _pair_mistakes(config: RunConfig) -> Iterator[str]:
@@ -489,15 +515,22 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{path}.{index}")
 
 
-def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
+def layer_mistakes(
+    config: RunConfig, num_layers: int, is_of_scorers: bool = False
+) -> Iterator[str]:
     """Mistakes where more layers are to be trained than the base model has, and where vectors are
-    of a layer that it does not have or that fine-tuning changes."""
+    of a layer that it does not have or that fine-tuning changes.
+
+    is_of_scorers: the model is `scorer_base`'s, of which the scorers' settings are.
+    """
+    theirs = () if config.scorer_base is None else ("scorer_base.", *SCORERS)
     trained = {
         f"{path}trainable_layers": section.trainable_layers
         for path, section in sections_of(config)
         if isinstance(section, TrainerConfig) and section.trainable_layers is not None
         # These have another base model.
         if not path.startswith("ensemble.cross_fitted.")
+        and path.startswith(theirs) == is_of_scorers
     }
     wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
     if wrong:
@@ -505,7 +538,7 @@ def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
             f"trainable_layers must be at most the {num_layers} layers of the model, found "
             f"{', '.join(wrong)}"
         )
-    readers = ("ensemble.", "reward_model.", "advantage_model.", "rounds.", "dpo.", "cpl.")
+    readers = (*SCORERS, "dpo.", "cpl.")
     unfrozen = [p for p, n in trained.items() if n == num_layers and p.startswith(readers)]
     if unfrozen and config.cache_trunk:
         yield (
@@ -513,7 +546,8 @@ def layer_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
             f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
             "train all layers"
         )
-    yield from _vector_mistakes(config, num_layers)
+    if not is_of_scorers:
+        yield from _vector_mistakes(config, num_layers)
 
 
 def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:

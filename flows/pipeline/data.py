@@ -1,6 +1,9 @@
-"""Preference pairs, prompts, the SFT policy and the cache of its frozen trunk."""
+"""Preference pairs, prompts, the SFT policy, what scorers start from, caches of frozen trunks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
@@ -11,7 +14,7 @@ from trimtab.tasks.resources import ALL_CORES
 
 
 def prepare(run: Run) -> None:
-    """Preference pairs, prompts and the SFT policy."""
+    """Preference pairs, prompts, the SFT policy, and the scorers' base where that is another."""
     config = run.config
     if config.is_synthetic:
         run["data"] = run.submit(specs.WORLD, run.seeded(config.world))
@@ -26,6 +29,19 @@ def prepare(run: Run) -> None:
     else:
         read_pairs(run)
         _fine_tune(run)
+    if config.scorer_base is not None:
+        run["scorer_base"] = run.submit(
+            specs.SFT,
+            run.seeded(config.scorer_base),
+            data=run["data"],
+            label="scorer base",
+            resources=run.all_cores,
+        )
+
+
+def scorer_base(run: Run) -> Future:
+    """The language model that scorers start from."""
+    return run.get("scorer_base") or run["sft"]
 
 
 def read_pairs(run: Run) -> None:
@@ -67,27 +83,36 @@ def _fine_tune(run: Run) -> None:
 
 
 def cache_trunk(run: Run) -> None:
-    """Compute once the output of the layers that all trainers on pairs leave frozen."""
+    """Compute once the output of the layers that all trainers on pairs leave frozen: `trunk`, and
+    `scorer_trunk` where scorers have another base."""
     config = run.config
-    readers = [
+    scorers = (
         config.ensemble.member,
         config.reward_model,
         config.advantage_model,
         config.rounds.meta_rm,
-        *(getattr(config, arm) for arm in config.arms if ARMS[arm].trained_by == "pairs"),
-    ]
+    )
+    learners = [getattr(config, arm) for arm in config.arms if ARMS[arm].trained_by == "pairs"]
+    if config.scorer_base is None:
+        _cache_trunk(run, "trunk", run["sft"], [*scorers, *learners])
+    else:
+        _cache_trunk(run, "scorer_trunk", run["scorer_base"], scorers)
+        _cache_trunk(run, "trunk", run["sft"], learners)
+
+
+def _cache_trunk(run: Run, role: str, policy: Future, readers: Sequence[Any]) -> None:
     trained = [
         (reader.train.trainable_layers, reader.train.precision)
         for reader in readers
         if reader.train.trainable_layers is not None
     ]
-    if trained and config.cache_trunk:
+    if trained and run.config.cache_trunk:
         precisions = {precision for _, precision in trained}
         cached = TrunkCacheConfig(
             trainable_layers=max(upper for upper, _ in trained),
             precision=precisions.pop() if len(precisions) == 1 else "float32",
         )
-        run["trunk"] = submit_trunk(run, cached, run["sft"])
+        run[role] = submit_trunk(run, cached, policy)
 
 
 def submit_trunk(run: Run, config: TrunkCacheConfig, policy: Future) -> Future:
@@ -111,8 +136,9 @@ def prompts_for(run: Run) -> Future | None:
     return run["data"] if run.config.advantage_model.expected_reward is not None else None
 
 
-def trunk_for(run: Run, *trained: TrainConfig) -> Future | None:
-    """The cached trunk; None if one of the trainers `trained` trains all layers."""
+def trunk_for(run: Run, *trained: TrainConfig, is_scorer: bool = True) -> Future | None:
+    """The cached trunk of the scorers' base, or of SFT; None if one of the trainers `trained`
+    trains all layers."""
     if any(train.trainable_layers is None for train in trained):
         return None
-    return run.get("trunk")
+    return run.get("scorer_trunk" if is_scorer and "scorer_base" in run.roles else "trunk")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trimtab.flows.config.config import EnsembleConfig, RunConfig, Vote
-from trimtab.flows.pipeline.data import submit_trunk, trunk_for
+from trimtab.flows.pipeline.data import scorer_base, submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.base import last_part
@@ -277,7 +277,7 @@ def _vote(
         trained = run.submit(
             specs.REWARD_MODEL,
             member,
-            policy=run["sft"],
+            policy=scorer_base(run),
             preferences=run["preferences"],
             trunk=trunk_for(run, config.ensemble.member.train),
             label=f"{vote} member {index}",

@@ -210,7 +210,7 @@ def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
         **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
         preferences=run["preferences"],
         pairs=run["relabelled"],
-        trunk=trunk_for(run, config.train),
+        trunk=trunk_for(run, config.train, is_scorer=False),
         rehearsal=_rehearsed(run, arm),
         label=ARMS[arm].label,
         **scheduling,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.flows.pipeline.data import prompts_for, strength_for, trunk_for
+from trimtab.flows.pipeline.data import prompts_for, scorer_base, strength_for, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.tasks.resources import Resources, Slot
@@ -15,7 +15,7 @@ def train_scorers(run: Run) -> None:
     run["reward_model"] = run.submit(
         specs.REWARD_MODEL,
         run.seeded(config.reward_model),
-        policy=run["sft"],
+        policy=scorer_base(run),
         preferences=run["preferences"],
         pairs=run["relabelled"],
         trunk=trunk,
@@ -27,7 +27,7 @@ def train_scorers(run: Run) -> None:
     run["advantage_model"] = run.submit(
         specs.ADVANTAGE_MODEL,
         run.seeded(config.advantage_model),
-        policy=run["sft"],
+        policy=scorer_base(run),
         preferences=run["preferences"],
         pairs=run["relabelled"],
         strength=strength_for(run, config.advantage_model),
@@ -70,7 +70,7 @@ def _train_safety_scorers(run: Run, trunk: Future | None) -> None:
         run[role] = run.submit(
             specs.REWARD_MODEL,
             run.seeded(config),
-            policy=run["sft"],
+            policy=scorer_base(run),
             preferences=run["preferences"],
             pairs=run["relabelled"],
             trunk=trunk,

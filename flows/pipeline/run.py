@@ -133,7 +133,8 @@ class Run:
 
         Each rank holds its own copy of the model, for which a base model may be too large.
         """
-        return self.config.sft.model.base is None
+        trained = (self.config.sft, self.config.scorer_base)
+        return all(sft is None or sft.model.base is None for sft in trained)
 
     @property
     def all_cores(self) -> Resources:

@@ -124,11 +124,37 @@ def check_installed(config: RunConfig, findings: Findings) -> None:
     for index, voter in enumerate(config.embedding_models):
         if voter.encoder in PACKAGED_MODELS:
             _check_model(f"embedding_models.{index}.encoder", voter.encoder, findings)
-    if config.sft.model.base is not None:
-        _check_model("sft.model.base", config.sft.model.base, findings)
-        num_layers = _count_layers("sft.model.base", config.sft.model, findings)
-        findings.mistakes += [] if num_layers is None else layer_mistakes(config, num_layers)
+    for name, sft in (("sft", config.sft), ("scorer_base", config.scorer_base)):
+        if sft is not None and sft.model.base is not None:
+            _check_model(f"{name}.model.base", sft.model.base, findings)
+            num_layers = _count_layers(f"{name}.model.base", sft.model, findings)
+            if num_layers is not None:
+                findings.mistakes += layer_mistakes(config, num_layers, name == "scorer_base")
+    findings.mistakes += _critic_mistakes(config)
     findings.missing += dict.fromkeys(_not_installed(config))
+
+
+def _critic_mistakes(config: RunConfig) -> Iterator[str]:
+    """A critic that is to start as scorers of another vocabulary, where both are in folders here;
+    elsewhere PPO's stage says so."""
+    if config.scorer_base is None or config.ppo.critic_init == "policy":
+        return
+    bases = config.sft.model.base, config.scorer_base.model.base
+    ours, theirs = map(_vocabulary, bases)
+    if ours is not None and theirs is not None and ours != theirs:
+        yield (
+            "ppo.critic_init: found scorer, and other tokens in scorer_base.model.base than in "
+            "sft.model.base; allowed: policy, as a critic reads the policy's tokens"
+        )
+
+
+def _vocabulary(base: str | None) -> object:
+    """The tokens of a model in a folder; None of any other."""
+    path = Path(base or "").expanduser() / "tokenizer.json"
+    try:
+        return json.loads(path.read_bytes())["model"]["vocab"] if base else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 # Settings that suspend a run.

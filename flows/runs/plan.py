@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 from pydantic import ValidationError
@@ -138,14 +138,27 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
         stages.setdefault(id(stage), (stage, []))[1].append(role)
     rows = []
     for stage, roles in stages.values():
-        # The model of a stage that starts from another base is that one.
-        policies = [stage, *stages_in(stage.inputs.get("policy"))]
-        bases = [shape_of(policy.config.model) for policy in policies if policy.stage == "sft"]
-        inputs = _stage_inputs(stage, bases[0] if bases else shape, amounts, machine)
+        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
+        for scorer in stages_in(stage.inputs.get("scorer"))[:1]:
+            inputs = replace(inputs, scorer_shape=_scorer_shape(scorer, shape))
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
     return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
+
+
+def _shape_of(stage: PlannedStage, shape: ModelShape) -> ModelShape:
+    """The shape of a stage's model: of another base, if it starts from one, else `shape`."""
+    policies = [stage, *stages_in(stage.inputs.get("policy"))]
+    bases = [shape_of(policy.config.model) for policy in policies if policy.stage == "sft"]
+    return bases[0] if bases else shape
+
+
+def _scorer_shape(scorer: PlannedStage, shape: ModelShape) -> ModelShape:
+    """As `_shape_of`, of a scorer; MetaRM's is that of the scorer that comes in."""
+    if scorer.stage == "meta_rm":
+        return _scorer_shape(scorer.inputs["scorer"], shape)
+    return _shape_of(scorer, shape)
 
 
 def _stage_inputs(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trimtab.flows.config.config import Vote, with_changes
+from trimtab.flows.pipeline.data import scorer_base
 from trimtab.flows.pipeline.labels import (
     add_calibrated_vote,
     add_embedding_models,
@@ -385,7 +386,7 @@ def _add_distilled_scorer(run: Run, name: str, judge: JudgeConfig) -> None:
         f"scorer_{name}",
         REWARD_MODEL,
         run.seeded(run.config.reward_model),
-        policy="sft",
+        policy=scorer_base(run),
         preferences=labelled,
         label=f"reward model{how}",
     )

@@ -153,7 +153,12 @@ class TrainConfig(TrainerConfig):
     num_epochs: Passes = 1
     """Passes over the data [RM, AM: 1]"""
     batch_size: Rows = 32
-    """Examples (pairs, rankings, dialogues) per optimiser step"""
+    """Examples (pairs, rankings, dialogues) per optimiser step; with batch_tokens at most"""
+    batch_tokens: int | None = Field(None, gt=0, le=100_000_000)
+    """Tokens that the examples of an optimiser step have at most, as nearly as they can, so that
+    steps learn from about as much; none: batch_size examples each [PPO: 4 to 128 examples]"""
+    least_batch_size: Rows = 4
+    """Examples of an optimiser step at least, however long, where batch_tokens is given"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability on the outputs of attention and feed-forward blocks of the trained layers
     [RM: 0.05]"""
@@ -164,7 +169,15 @@ class TrainConfig(TrainerConfig):
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        yield from self._rank_problems("batch_size", self.batch_size)
+        if self.batch_tokens is None:
+            yield from self._rank_problems("batch_size", self.batch_size)
+            return
+        yield from self._rank_problems("least_batch_size", self.least_batch_size)
+        if self.least_batch_size > self.batch_size:
+            yield (
+                "least_batch_size must be at most batch_size where batch_tokens is given, found "
+                f"{self.least_batch_size} and {self.batch_size}"
+            )
 
 
 def trainer_of(config: BaseModel) -> TrainerConfig | None:

@@ -341,6 +341,44 @@ def _label_studio(row: Row, mapped: Mapped) -> None:
     mapped.names = {column: f"data.{name}" for column, name in mapped.names.items()}
 
 
+def _tldr(row: Row, mapped: Mapped) -> None:
+    """Two summaries of a post or of an article, and the number of the better one.
+
+    The prompt is that of the paper's reward models (Stiennon et al. 2020), and of TRL;
+    `extra.confidence` stays unread, as the data's card does not say what its numbers mean.
+    """
+    info, summaries = list_of(row["info"]), list_of(row["summaries"])
+    if not isinstance(info, dict):
+        mapped.refuse("wrong_type", "info", info, "an object with post, title and subreddit")
+        return
+    is_two = isinstance(summaries, list) and len(summaries) == 2
+    if not is_two or not all(isinstance(summary, dict) for summary in summaries):
+        mapped.refuse("wrong_type", "summaries", summaries, "a list of 2 objects with text")
+        return
+    post = "article" if info.get("post") is None and info.get("article") is not None else "post"
+    category = "site" if post == "article" else "subreddit"
+    flat = {f"info.{name}": info.get(name) for name in (post, category, "id")}
+    flat |= {f"summaries[{n}].text": summary.get("text") for n, summary in enumerate(summaries)}
+    first, second, text = "summaries[0].text", "summaries[1].text", flat[f"info.{post}"]
+    if text is None:
+        mapped.refuse("missing_field", "info.post", None, "a post, or an article")
+    elif isinstance(text, str) and text.strip():
+        before = f"Article:\n{text}" if post == "article" else _reddit_post(info)
+        flat[f"info.{post}"] = f"{before}\n\nTL;DR:"
+    convert = TwoAnswers(
+        f"info.{post}", first, second, choice("choice", {0: 1, 1: -1}),
+        category=f"info.{category}", identity="info.id",
+    )  # fmt: skip
+    convert(flat | {"choice": row["choice"]}, mapped)
+    if row.get("worker") is not None:
+        mapped.values["annotator"] = row["worker"]
+
+
+def _reddit_post(info: Row) -> str:
+    head = f"SUBREDDIT: r/{info.get('subreddit')}\n\nTITLE: {info.get('title')}"
+    return f"{head}\n\nPOST: {info['post']}"
+
+
 def _has_key(answers: str, key: str) -> Callable[[Row], bool]:
     """Whether a row's answers are objects with this key, or no answers at all."""
 
@@ -510,6 +548,10 @@ PRESETS: Final = (
             "prompt", "response 1", "response 2", choice("label", {0: 1, 1: -1, 2: 0}),
             category="scenario",
         ),
+    ),
+    Preset(
+        "tldr", "openai/summarize_from_feedback, comparisons", ("info", "summaries", "choice"),
+        convert=_tldr, reads=("worker",),
     ),
     Preset("label-studio", "Label Studio's export", ("data", "annotations"), convert=_label_studio),
     Preset(

@@ -78,8 +78,7 @@ def operations(trainer: TrainerConfig | None, inputs: StageInputs, work: Work) -
 
 def _pass(shape: ModelShape, row: int) -> float:
     """Operations of a token in all layers; attention: its query by half a row's keys and values."""
-    active = sum(layer.active for layer in shape.layers)
-    return 2 * active + 2 * row * shape.num_layers * shape.num_heads * shape.head_dim
+    return 2 * shape.active_numbers + 2 * row * shape.num_layers * shape.num_heads * shape.head_dim
 
 
 def gpu_seconds(

@@ -81,6 +81,11 @@ class ModelShape:
         return max(self.layers, key=lambda layer: layer.parameters)
 
     @property
+    def active_numbers(self) -> int:
+        """Numbers of all layers that a token is multiplied with."""
+        return sum(layer.active for layer in self.layers)
+
+    @property
     def layer_parameters(self) -> int:
         """Of the largest layer."""
         return self.largest_layer.parameters

@@ -32,6 +32,7 @@ from trimtab.models.nets import counts
 class StageInputs:
     """What a stage's cost depends on beside its configuration: model, data and inputs.
 
+    scorer_shape: of the incoming scorers' model; None: the policy's.
     scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
     num_heldout_models: reward models that score an evaluation, or PPO's answers, beside them.
@@ -46,6 +47,7 @@ class StageInputs:
 
     shape: ModelShape
     amounts: Amounts
+    scorer_shape: ModelShape | None = None
     scorer_heads: tuple[int, ...] = (1,)
     num_behaviours: int = 0
     num_heldout_models: int = 0
@@ -75,6 +77,21 @@ class StageInputs:
         shape = shape_of(ModelConfig(base=base), field, is_trained=False)
         return replace(self, shape=shape)
 
+    @property
+    def scorer_inputs(self) -> StageInputs:
+        """The same with the incoming scorers' model in the policy's place."""
+        return self if self.scorer_shape is None else replace(self, shape=self.scorer_shape)
+
+    def scorer_work(self, work: Work) -> Work:
+        """Work of the scorers' model, its tokens counted as those of the policy that cost as much:
+        a stage's tokens are taken to be all of one model."""
+        theirs, ours = self.scorer_inputs.shape.active_numbers, self.shape.active_numbers
+        return replace(
+            work,
+            forward_tokens=work.forward_tokens * theirs // ours,
+            trained_tokens=work.trained_tokens * theirs // ours,
+        )
+
     def pairs(self, count: int) -> Rows:
         """Pairs as examples; at most all of one is its prompt and second response."""
         return Rows(count, self.pair_tokens, repeated_keys=self.pair_tokens)
@@ -87,8 +104,9 @@ class StageInputs:
     @property
     def scorer_bytes(self) -> list[int]:
         """Bytes of each incoming scorer's weights, where it is not trained."""
-        sizes = map(self.shape.scorer_parameters, self.scorer_heads)
-        return [self.frozen_bytes(size, self.shape.num_layers) for size in sizes]
+        theirs = self.scorer_inputs
+        sizes = map(theirs.shape.scorer_parameters, self.scorer_heads)
+        return [theirs.frozen_bytes(size, theirs.shape.num_layers) for size in sizes]
 
     @property
     def heldout_bytes(self) -> int:
@@ -284,7 +302,7 @@ def supervised_work(
 
     further: rows that each optimiser step passes besides.
     """
-    steps = counts.optimiser_steps(train, [rows.count] if parts is None else parts)
+    steps = counts.optimiser_steps(train, [rows.count] if parts is None else parts, rows.length)
     step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
     trained_tokens = train.num_epochs * rows.passes * rows.tokens
     learner = largest(

@@ -77,9 +77,27 @@ def split_shares(config: ComparisonsConfig | PreferencesConfig) -> dict[str, flo
     }
 
 
-def optimiser_steps(config: TrainConfig, parts: Iterable[int]) -> int:
-    """Steps of the supervised loop: of all epochs over each part's rows, part after part."""
-    return config.num_epochs * sum(len(spans(rows, config.batch_size)) for rows in parts)
+def optimiser_steps(config: TrainConfig, parts: Iterable[int], longest: int = 1) -> int:
+    """Steps of the supervised loop: of all epochs over each part's rows, part after part.
+
+    Where tokens fill a batch most steps, those of rows that are all of `longest` tokens.
+    """
+    size = config.batch_size
+    if config.batch_tokens is not None:
+        size = min(size, max(config.least_batch_size, config.batch_tokens // longest))
+    return config.num_epochs * sum(len(spans(rows, size)) for rows in parts)
+
+
+def token_spans(lengths: Sequence[int], most_tokens: int, least: int, most: int) -> Iterator[range]:
+    """Consecutive rows of so many tokens (`lengths`) cut into batches of at most `most_tokens`,
+    but of `least` to `most` rows each; the last may have fewer."""
+    start = tokens = 0
+    for place, length in enumerate(lengths):
+        size, tokens = place - start, tokens + length
+        if size == most or (size >= least and tokens > most_tokens):
+            yield range(start, place)
+            start, tokens = place, length
+    yield range(start, len(lengths))
 
 
 def shares(rows: Sequence[T], num_ranks: int) -> list[Sequence[T]]:

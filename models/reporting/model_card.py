@@ -82,7 +82,9 @@ class Exported:
 def model_card(exported: Exported) -> str:
     """The README.md: metadata, what it is, use, figures with intervals, how it was made, limits."""
     kind, card, settings = exported.kind, exported.card, exported.settings
-    base, licence = (None, None) if kind == "pairs" else _base(settings)
+    has_other = kind == "scorer" and "scorer_base.model.base" in settings
+    start = settings.get("scorer_base.model.base" if has_other else "sft.model.base")
+    base, licence = (None, None) if kind == "pairs" else _origin(start)
     known = {"license": licence, "base_model": base}
     metadata = {key: value for key, value in known.items() if value} | METADATA[kind]
     is_treated = not exported.role.startswith(UNTREATED) and kind != "pairs"
@@ -99,7 +101,7 @@ def model_card(exported: Exported) -> str:
         figures=[(_cell(words), estimate) for words, estimate in _figures(exported)],
         audit=list(_audit(exported)),
         base=base,
-        has_base=bool(settings.get("sft.model.base")),
+        has_base=bool(start),
         licence=licence,
         num_pairs=card.get("data", {}).get("num_pairs", 0),
         sources=settings.get("preferences.sources") or ["the synthetic world"],
@@ -108,9 +110,8 @@ def model_card(exported: Exported) -> str:
     )
 
 
-def _base(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The base model's repository and licence, as far as they are known."""
-    base = settings.get("sft.model.base")
+def _origin(base: object) -> tuple[str | None, str | None]:
+    """A base model's repository and licence, as far as they are known."""
     if not isinstance(base, str):
         return None, None
     if base in ORIGINS:

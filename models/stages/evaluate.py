@@ -26,7 +26,12 @@ from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length, with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
-from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
+from trimtab.models.training.scoring import (
+    logprob_rows,
+    other_tokenizer,
+    score_samples,
+    with_trunk,
+)
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
@@ -107,20 +112,19 @@ def _measures(
     limit = context_length(policy.config) - len(instruction)
     rows = encode(tokenizer, [row["prompt"] for row in prompt_rows], answers, limit)
     rows = with_categories(rows, [row.get("category") for row in prompt_rows])
-    scorer = stage.scorer("scorer")
-    depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
-    rows = with_trunk(policy, rows, depth)
-    scores = score_rows(scorer, rows)
-    del scorer
-
-    heldout_scores = {}
-    for name in sorted(stage.inputs):
-        if name.startswith("judge_"):
-            model = stage.scorer(name)
-            tie_trunk(policy, model, depth)
-            heldout_scores[name] = score_rows(model, rows)
-            del model
-    best = best_of(scores)
+    depth = policy.config.num_hidden_layers - 1
+    heldout = [name for name in sorted(stage.inputs) if name.startswith("judge_")]
+    scores = {}
+    for name in ("scorer", *heldout):
+        scorer = stage.scorer(name)
+        reader = other_tokenizer(stage.inputs[name] / "model", stage.inputs["policy"] / "model")
+        shared = tie_trunk(policy, scorer, depth) if reader is None else 0
+        if name == "scorer":
+            depth = shared
+            rows = with_trunk(policy, rows, depth)
+        scores[name] = score_samples(scorer, reader, rows, prompt_rows, answers)
+        del scorer
+    best = best_of(scores["scorer"])
     if config.num_candidates > 1:
         rows = [
             Candidates(row.prompt, (row.responses[place],), category=row.category)
@@ -135,10 +139,11 @@ def _measures(
     ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
     lengths = [len(row.responses[0]) for row in rows]
+    heldout_scores = {name: scores[name] for name in heldout}
     judge_score = torch.stack(list(heldout_scores.values())).mean(0)
     return (
         best,
-        {"score": scores, "judge_score": judge_score, **heldout_scores},
+        {"score": scores["scorer"], "judge_score": judge_score, **heldout_scores},
         {"length": lengths, "logprob": ours, "kl": kl},
     )
 

@@ -75,9 +75,10 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     scorer = stage.inputs["scorer"] / "model"
     limit = context_length(load_config(scorer))
     prompts, others = _prompts(config, stage.inputs["data"])
+    tokenizer = load_tokenizer(scorer)
     # Before the scorer is loaded: the policy goes with its answers.
-    sampled = sample_answers(config, stage, [*prompts, *others], config.seed, limit)
-    model, tokenizer = load_scorer(scorer), load_tokenizer(scorer)
+    sampled = sample_answers(config, stage, [*prompts, *others], config.seed, limit, tokenizer)
+    model = load_scorer(scorer)
     pairs = stage.training_pairs(model, tokenizer)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_trunk(model, sampled, depth)

@@ -50,7 +50,7 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
             progress=Progress(stage.workdir),
         )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    scores = score_texts(stage.scorer("scorer"), tokenizer, rows, responses)
+    scores = score_texts(stage.scorer("scorer"), stage.tokenizer("scorer"), rows, responses)
     distributed.leave()
     clusters, nearest = fit_clusters(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)

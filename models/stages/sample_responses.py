@@ -45,7 +45,7 @@ def run(config: SampleResponsesConfig, stage: Stage) -> None:
             torch.Generator().manual_seed(config.seed),
             Progress(stage.workdir),
         )
-    scores = score_answers(stage.scorer("scorer"), tokenizer, drawn, answers)
+    scores = score_answers(stage.scorer("scorer"), stage.tokenizer("scorer"), drawn, answers)
     distributed.leave()
     rows = with_columns(drawn, {"responses": answers, "scores": scores})
     stage.write_rows("answers.jsonl", rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from trimtab.models.nets import counts
 from trimtab.models.nets.packing import Candidates
@@ -11,20 +11,33 @@ from trimtab.models.training import distributed
 
 
 def epoch_batches(
-    lengths: Sequence[int], batch_size: int, seed: int, epoch: int
+    lengths: Sequence[int],
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    most_tokens: int | None = None,
+    least: int = 1,
 ) -> list[list[int]]:
     """Indices of one epoch's batches.
 
     Shuffled, then sorted by length within pools of 16 batches, then the batches shuffled: an order
     that the seed and the epoch alone determine. Every index comes once.
+
+    most_tokens: of a batch, which then has `least` to `batch_size` rows; None: `batch_size`.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
     rng.shuffle(order)
-    batches: list[list[int]] = []
-    for pool in counts.spans(len(order), batch_size * 16):
-        chunk = sorted((order[place] for place in pool), key=lambda index: lengths[index])
-        batches += [[chunk[i] for i in span] for span in counts.spans(len(chunk), batch_size)]
+    pools = counts.spans(len(order), batch_size * 16)
+    order = [
+        index
+        for pool in pools
+        for index in sorted(order[pool.start : pool.stop], key=lambda index: lengths[index])
+    ]
+    spans: Iterable[range] = counts.spans(len(order), batch_size)
+    if most_tokens is not None:
+        spans = counts.token_spans([lengths[i] for i in order], most_tokens, least, batch_size)
+    batches = [[order[place] for place in span] for span in spans]
     rng.shuffle(batches)
     return batches
 

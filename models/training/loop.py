@@ -75,10 +75,13 @@ def fit(
     return, each with the whole model: call `distributed.leave` once they are no longer needed.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
-    num_steps = counts.optimiser_steps(config, map(len, parts))
     batches = _batches(rows, parts, config, seed)
+    num_steps = len(batches)
     drawn_rows = _draws(extras.term, num_steps, seed)
-    assert len(batches) == num_steps
+    most_steps = counts.optimiser_steps(
+        config, map(len, parts), max(row.num_tokens for row in rows)
+    )
+    assert num_steps == most_steps or (config.batch_tokens and num_steps < most_steps)
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
     if extras.term is not None:
@@ -136,7 +139,14 @@ def _batches(
     batches = []
     for epoch, part in enumerate(epochs):
         lengths = [rows[index].num_tokens for index in part]
-        for batch in epoch_batches(lengths, config.batch_size, seed, epoch):
+        for batch in epoch_batches(
+            lengths,
+            config.batch_size,
+            seed,
+            epoch,
+            config.batch_tokens,
+            config.least_batch_size,
+        ):
             batches.append([part[place] for place in batch])
     return batches
 

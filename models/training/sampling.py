@@ -137,11 +137,12 @@ def sample_answers(
     prompt_rows: Sequence[Mapping[str, Any]],
     seed: int,
     limit: int,
+    reader: PreTrainedTokenizerBase | None = None,
 ) -> list[Candidates]:
     """Several answers of the input `policy` to each prompt, one row a prompt.
 
     prompt_rows: rows with a `prompt` and, if it is known, its `category`. limit: most tokens of a
-    prompt and an answer.
+    prompt and an answer. reader: whose tokens the rows have; None: the policy's.
     """
     prompts = [row["prompt"] for row in prompt_rows]
     policy, tokenizer = stage.policy("policy", is_frozen=True)
@@ -155,5 +156,5 @@ def sample_answers(
             torch.Generator().manual_seed(seed),
             Progress(stage.workdir),
         )
-    rows = encode(tokenizer, prompts, answers, limit)
+    rows = encode(reader or tokenizer, prompts, answers, limit)
     return with_categories(rows, [row.get("category") for row in prompt_rows])

@@ -1,9 +1,14 @@
-"""Scoring text with a scorer: pairs of an artifact, or loose prompts and responses."""
+"""Scoring text with a scorer: pairs of an artifact, or loose prompts and responses.
+
+A scorer of another tokenizer than the policy's is given an answer as text, which its own reads.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device, move_to_device
 from trimtab.models.nets.free_memory import pass_tokens
 from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.loading import load_tokenizer
 from trimtab.models.nets.packing import (
     Candidates,
     PackedBatch,
@@ -23,6 +29,7 @@ from trimtab.models.nets.packing import (
     pack,
     with_categories,
 )
+from trimtab.models.nets.pretrained import load_config
 from trimtab.models.nets.scoring import response_logprobs, response_scores
 from trimtab.models.nets.trunk import trunk_output
 from trimtab.models.training import distributed
@@ -117,6 +124,39 @@ def score_answers(
     prompts = [row["prompt"] for row in prompt_rows]
     rows = encode(tokenizer, prompts, answers, context_length(model.config))
     return score_rows(model, with_categories(rows, [row.get("category") for row in prompt_rows]))
+
+
+def other_tokenizer(scorer: Path, policy: Path) -> PreTrainedTokenizerBase | None:
+    """A scorer's tokenizer where it cannot read a policy's tokens as they are, else None.
+
+    It then makes other tokens of a text, ends an answer by another, or takes fewer of them. Both:
+    folders of models.
+    """
+    theirs, ours = load_tokenizer(scorer), load_tokenizer(policy)
+    has_room = context_length(load_config(scorer)) >= context_length(load_config(policy))
+    return None if has_room and _rules(theirs) == _rules(ours) else theirs
+
+
+def _rules(tokenizer: PreTrainedTokenizerBase) -> tuple[Any, ...]:
+    """What makes tokens of a text, and the end of an answer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
+    aside = ("padding", "truncation", "post_processor")  # of calls, and of special tokens
+    return {key: rule for key, rule in rules.items() if key not in aside}, tokenizer.eos_token_id
+
+
+def score_samples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    rows: Sequence[Candidates],
+    prompt_rows: Sequence[Mapping[str, Any]],
+    answers: Sequence[Sequence[str]],
+) -> Tensor:
+    """Scores (N, k) of a policy's answers: of its tokens, `rows`, or of the texts by `tokenizer`,
+    where the scorer has another (`other_tokenizer`)."""
+    if tokenizer is None:
+        return score_rows(model, rows)
+    return score_answers(model, tokenizer, prompt_rows, answers)
 
 
 def trunk_activations(

@@ -70,6 +70,10 @@ class Stage:
         """An input's scorer, which is not trained."""
         return load_scorer(self.inputs[name] / "model", is_frozen=True)
 
+    def tokenizer(self, name: str) -> PreTrainedTokenizerBase:
+        """The tokenizer of an input's model."""
+        return load_tokenizer(self.inputs[name] / "model")
+
     def training_pairs(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Pairs:
         """Those of `pairs`, else of `preferences`, with the states of `trunk` where it is given."""
         path = self.inputs.get("pairs", self.inputs["preferences"]) / "train.jsonl"

@@ -99,6 +99,13 @@ MISTAKES = {
     'preferences.sources=["good.jsonl"] sft.model.base=model': [
         "sft.model.base: found no config.json in the folder 'model'"
     ],
+    'preferences.sources=["good.jsonl"] scorer_base.model.base=model': [
+        "scorer_base.model.base: found no config.json in the folder 'model'"
+    ],
+    'preferences.sources=["good.jsonl"] scorer_base.model.base=smollm2-135m-instruct '
+    "reward_model.train.trainable_layers=31": [
+        "trainable_layers must be at most the 30 layers of the model, found reward_model.train.tra"
+    ],
     'preferences.sources=["good.jsonl"] sft.train.trainable_layers=31': [
         "trainable_layers must be at most the 30 layers of the model",
         "embedding_models.0 takes the output of layer 24, but fine-tuning on the chosen answers "
@@ -302,6 +309,27 @@ def test_pairs_over_the_limit_in_tokens_are_known_before_work_begins(
         assert said is not None and said in line
         assert "raise preferences.max_tokens, and sft.model.max_length (256)" in line
         assert kind == ("mistake" if "allowed" in said else "note")
+
+
+def test_a_critic_that_is_to_start_from_scorers_of_other_tokens_is_refused() -> None:
+    for name, words in (("model", {"a": 0}), ("same", {"a": 0}), ("other", {"a": 0, "b": 1})):
+        Path(name).mkdir(exist_ok=True)
+        Tokenizer(WordLevel(words, unk_token="a")).save(f"{name}/tokenizer.json")
+    for base, critic, is_refused in (
+        ("other", "scorer", True),
+        ("other", "policy", False),
+        ("same", "scorer", False),
+        ("gpt2", "scorer", False),  # which is not here
+    ):
+        changes = {
+            "preferences": {"sources": ["good.jsonl"], "categories": []},
+            "sft": {"model": {"base": "model"}},
+            "scorer_base": {"model": {"base": base}},
+            "ppo": {"critic_init": critic},
+        }
+        told = "ppo.critic_init: found scorer, and other tokens in scorer_base.model.base"
+        found = check(apply_changes(recipe_named(RECIPE), changes)).mistakes
+        assert any(line.startswith(told) for line in found) == is_refused
 
 
 def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:

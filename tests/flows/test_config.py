@@ -99,6 +99,25 @@ def test_noise_is_taken_out_once() -> None:
         _smoke(*noise, "dpo.label_smoothing=0.1")
 
 
+def test_scorers_of_another_base_have_its_layers_and_leave_the_policy_alone() -> None:
+    other = 'scorer_base={"model": {"hidden_size": 48, "num_layers": 3, "num_heads": 2}}'
+    upper = "reward_model.train.trainable_layers"
+    assert _smoke(other, f"{upper}=2", "ppo.trainable_layers=2").scorer_base is not None
+    for settings, told in (
+        ((f"{upper}=4",), "at most the 3 layers of the model, found reward_model.train.trainable"),
+        ((f"{upper}=3",), "must be below the 3 layers of the model where cache_trunk is set"),
+        (("ppo.trainable_layers=3",), "at most the 2 layers of the model, found ppo.trainable_la"),
+        (("advantage_model.use_importance_weights=true",), "use_importance_weights must be left"),
+        (("advantage_model.expected_reward.coef=1",), "expected_reward must be left out where sco"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            _smoke(other, *settings)
+        assert told in str(error.value) and len(str(error.value).split("; ")) <= 2
+    people = ('preferences.sources=["a/b"]', "sft.model.base=gpt2")
+    with pytest.raises(ConfigError, match="scorer_base.model.base must be given with preferences"):
+        _smoke("scorer_base.fine_tune=false", *people)
+
+
 @pytest.mark.parametrize(
     "given",
     [

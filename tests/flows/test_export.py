@@ -180,6 +180,10 @@ def test_base_model_and_licence_are_named(home: Path, tmp_path: Path) -> None:
         metadata, text = _export("policy", tmp_path / base.replace("/", "_"))
         assert (metadata.get("base_model"), metadata.get("license")) == expected
         assert ("licence holds" in text) == (expected[1] is None)
+    about["settings"]["scorer_base.model.base"] = "smollm2-135m-instruct"  # of scorers alone
+    path.write_text(json.dumps(about))
+    for role, named in (("policy", None), ("reward_model", "HuggingFaceTB/SmolLM2-135M-Instruct")):
+        assert _export(role, tmp_path / f"other_{role}")[0].get("base_model") == named
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,53 @@ def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:
         assert not any(row.stage.stage == "trunk_cache" for row in others.rows)
 
 
+OTHER = [
+    'scorer_base={"model": {"hidden_size": 48, "num_layers": 3, "num_heads": 2, "max_length": 64}}',
+    "ppo.critic_init=policy",
+]
+
+
+def test_scorers_of_another_base_are_planned_as_such() -> None:
+    """Their start is one more SFT stage, their weights are of its size wherever they are held."""
+    plain, plan = _plan("smoke"), _plan("smoke", *OTHER)
+    assert set(_steps(plan)) == {*_steps(plain), "scorer_base"}
+    rows = {role: row for row in plan.rows for role in row.roles}
+    for role in ("member_0", "reward_model", "advantage_model"):
+        assert rows[role].stage.inputs["policy"] is rows["scorer_base"].stage
+        assert rows[role].inputs.shape.hidden_size == 48
+    small, large = rows["sft"].inputs.shape, rows["scorer_base"].inputs.shape
+    for role in ("policy_full", "rehearsal", "eval_full", "meta_rm_2", "policy_round_2"):
+        assert (rows[role].inputs.shape, rows[role].inputs.scorer_shape) == (small, large)
+    assert sum(rows["policy_full"].inputs.scorer_bytes) == 4 * large.scorer_parameters(2)
+    assert rows["meta_rm_2"].work.parameters == large.scorer_parameters(2)
+    pair = small.policy_parameters + small.scorer_parameters(1)
+    assert rows["policy_full"].work.parameters == pair  # policy and critic
+    usual = {role: row for row in plain.rows for role in row.roles}
+    for role in ("rehearsal", "eval_full", "policy_full", "meta_rm_2"):
+        assert rows[role].operations > usual[role].operations
+        assert rows[role].work.needed > usual[role].work.needed
+
+
+def test_a_critic_may_start_from_scorers_of_another_size() -> None:
+    rows = {role: row for row in _plan("smoke", OTHER[0]).rows for role in row.roles}
+    small, large = rows["sft"].inputs.shape, rows["scorer_base"].inputs.shape
+    both = small.policy_parameters + large.scorer_parameters(2)
+    assert rows["policy_full"].work.parameters == both
+
+
+def test_frozen_layers_of_the_scorers_base_are_kept_for_scorers_alone() -> None:
+    layers = ("ensemble.member", "reward_model", "advantage_model", "rounds.meta_rm", "dpo")
+    upper = [f"{part}.train.trainable_layers=1" for part in layers]
+    plan = _plan("smoke", *OTHER, *upper, 'arms=["full","dpo"]')
+    rows = {role: row for row in plan.rows for role in row.roles}
+    of_scorers, of_policy = rows["scorer_trunk"].stage, rows["trunk"].stage
+    assert of_scorers.inputs["policy"] is rows["scorer_base"].stage
+    assert of_policy.inputs["policy"] is rows["sft"].stage
+    for role in ("member_0", "reward_model", "advantage_model", "meta_rm_2"):
+        assert rows[role].stage.inputs["trunk"] is of_scorers
+    assert rows["policy_dpo"].stage.inputs["trunk"] is of_policy
+
+
 def test_work_reaches_the_rows_with_the_stage_s_own_settings() -> None:
     plan = _plan("default", 'ensemble.votes=["in_sample","cross_fitted"]')
     work = {role: row.work for row in plan.rows for role in row.roles}

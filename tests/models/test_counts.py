@@ -26,6 +26,59 @@ def test_an_epoch_has_as_many_batches_as_are_counted() -> None:
     assert counts.optimiser_steps(train, [17, 16]) == 3 * (2 + 1)
 
 
+def test_tokens_fill_batches_of_some_rows() -> None:
+    lengths = [3, 4, 5, 6, 7, 30, 2]
+
+    def cut(*bounds: int) -> list[list[int]]:
+        return [[lengths[place] for place in s] for s in counts.token_spans(lengths, *bounds)]
+
+    assert cut(12, 1, 3) == [[3, 4, 5], [6], [7], [30], [2]]
+    assert cut(12, 2, 3) == [[3, 4, 5], [6, 7], [30, 2]]
+    assert cut(18, 1, 3) == [[3, 4, 5], [6, 7], [30], [2]]
+    assert cut(18, 1, 4) == [[3, 4, 5, 6], [7], [30], [2]]
+    assert cut(1000, 1, 2) == [[3, 4], [5, 6], [7, 30], [2]]
+    assert cut(1, 7, 9) == [lengths]
+
+
+def test_batches_by_tokens_keep_their_bounds_and_are_no_more_than_planned() -> None:
+    rng = random.Random(0)
+    for number in range(200):
+        lengths = [rng.randint(1, 60) for _ in range(rng.randint(1, 400))]
+        most_tokens, least = rng.randint(1, 700), rng.randint(1, 6)
+        most = least + rng.randint(0, 30)
+        batches = epoch_batches(lengths, most, number, 0, most_tokens, least)
+        assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+        assert batches == epoch_batches(lengths, most, number, 0, most_tokens, least)
+        too_few = [batch for batch in batches if len(batch) < least]
+        assert len(too_few) <= 1 and max(map(len, batches)) <= most
+        tokens = [sum(lengths[row] for row in batch) for batch in batches if len(batch) > least]
+        assert max(tokens, default=0) <= most_tokens
+        train = TrainConfig(batch_size=most, batch_tokens=most_tokens, least_batch_size=least)
+        assert len(batches) <= counts.optimiser_steps(train, [len(lengths)], max(lengths))
+        even = epoch_batches([7] * len(lengths), most, number, 0, most_tokens, least)
+        assert len(even) == counts.optimiser_steps(train, [len(lengths)], 7)
+
+
+def test_batches_by_tokens_differ_less_in_tokens_and_are_shared_out_by_them() -> None:
+    """Of lengths as pairs of HH have them, of which half are at most 150 tokens and some 1,000."""
+    rng = random.Random(1)
+    lengths = [min(1000, round(rng.lognormvariate(5, 0.8))) for _ in range(4000)]
+
+    def spread(batches: list[list[int]]) -> float:
+        tokens = sorted(sum(lengths[row] for row in batch) for batch in batches)
+        return tokens[round(0.9 * len(tokens))] / tokens[round(0.1 * len(tokens))]
+
+    assert spread(epoch_batches(lengths, 32, 0, 0)) > 5
+    batches = epoch_batches(lengths, 128, 0, 0, 6000, 4)
+    assert spread(batches) < 1.3
+    assert min(map(len, batches)) < 10 and max(map(len, batches)) == 128
+    for batch in batches:
+        if len(batch) >= 8:
+            rows = sorted(batch, key=lengths.__getitem__)
+            ranks = [sum(lengths[row] for row in share) for share in counts.shares(rows, 2)]
+            assert max(ranks) < 1.35 * min(ranks)
+
+
 def test_no_micro_batch_is_larger_than_is_counted() -> None:
     rng = random.Random(0)
     for _ in range(300):

@@ -136,6 +136,7 @@ ATTACKS: dict[str, BaseModel] = {
     ),
     "preferences.tokenizer": _config(preferences={"tokenizer": "/root/model"}),
     "sft.model.base": _config(sft={"model": {"base": "/root/.ssh"}}),
+    "scorer_base.model.base": _config(scorer_base={"model": {"base": "/root/.ssh"}}),
     "rehearsal.encoder": _config(rehearsal={"encoder": "../../model"}),
     "embedding_models.encoder": _config(embedding_models=[{"encoder": "some/model"}]),
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),

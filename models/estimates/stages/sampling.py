@@ -76,7 +76,8 @@ def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     """Answers of the SFT policy, scored; the sentence encoder is not counted."""
     work, packed = _answered(config, inputs, _prompts_to_rehearse(config, inputs.amounts), 1)
-    return work + passing_work(inputs, sum(inputs.scorer_bytes), packed)
+    scoring = passing_work(inputs.scorer_inputs, sum(inputs.scorer_bytes), packed)
+    return work + inputs.scorer_work(scoring)
 
 
 def num_rehearsed(config: RehearsalConfig, amounts: Amounts) -> int:
@@ -94,7 +95,8 @@ def _prompts_to_rehearse(config: RehearsalConfig, amounts: Amounts) -> int:
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
     work, packed = _answered(config, inputs, num_answered(config, inputs), config.num_responses)
-    return work + passing_work(inputs, inputs.scorer_bytes[0], packed)
+    scoring = passing_work(inputs.scorer_inputs, inputs.scorer_bytes[0], packed)
+    return work + inputs.scorer_work(scoring)
 
 
 def num_answered(config: SampleResponsesConfig, inputs: StageInputs) -> int:
@@ -109,11 +111,13 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     judge of harm is taken to see all answers.
     """
     prompts, frozen = inputs.amounts.eval_prompts, 2 * inputs.policy_bytes
+    scorers = inputs.scorer_inputs
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     best = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1)
     num_scorers = 1 + inputs.num_heldout_models
     work, packed = _answered(config, inputs, prompts, config.num_candidates)
-    work += passing_work(inputs, frozen, packed, times=num_scorers)
+    beside = inputs.policy_bytes + scorers.policy_bytes
+    work += inputs.scorer_work(passing_work(scorers, beside, packed, times=num_scorers))
     work += passing_work(inputs, frozen, best, phase="likelihoods", times=2)
     if config.harmless is None:
         return work

@@ -169,22 +169,22 @@ def meta_rm(config: reward.MetaRMConfig, inputs: StageInputs) -> Work:
     others = counts.num_taken(available - prompts, config.num_held_out)
     all_prompts = prompts + others
     meta = _answered(config, inputs, counts.num_taken(prompts, config.meta_batch))
-    num_heads = inputs.scorer_heads[0]
-    parameters = inputs.shape.scorer_parameters(num_heads)
-    pairs = inputs.pairs(amounts.train_pairs)
+    num_heads, scorers = inputs.scorer_heads[0], inputs.scorer_inputs
+    parameters = scorers.shape.scorer_parameters(num_heads)
+    pairs = scorers.pairs(amounts.train_pairs)
     further = [meta] if config.update == "term" else []
-    learning = supervised_work(inputs, train, parameters, pairs, further=further)
+    learning = supervised_work(scorers, train, parameters, pairs, further=further)
     ascents = Work(forward_tokens=2 * all_prompts * meta.length)
     if config.update != "term":
         tokens, phases = (
             learning.optimiser_steps * meta.tokens,
-            _ascent(inputs, train, learning, meta),
+            _ascent(scorers, train, learning, meta),
         )
         ascents = replace(ascents, trained_tokens=tokens, phases=phases)
-    scoring = _scoring(inputs, train, num_heads, amounts.held_out_pairs)
+    scoring = _scoring(scorers, train, num_heads, amounts.held_out_pairs)
     num_answers = all_prompts * config.num_responses
     sampling = policy_sampling(config, inputs, num_answers, inputs.policy_bytes)
-    return learning + scoring + sampling + ascents
+    return inputs.scorer_work(learning + scoring) + sampling + inputs.scorer_work(ascents)
 
 
 def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> dict[str, Memory]:
@@ -352,16 +352,20 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         num_ranks=config.ranks,
         optimiser_steps=planned.steps * planned.updates,
         passed_logits=num_policies * answers.count * response,
-        forward_tokens=(num_policies + 1 + num_scoring) * answers.tokens,
+        forward_tokens=(num_policies + 1) * answers.tokens,
         trained_tokens=learned * (planned.steps + planned.policy_steps) * row
         + updates * sum(rows.tokens for rows in nll),
         trained_logits=learned * planned.policy_steps * response
         + updates * sum(rows.count * rows.logit_tokens for rows in nll),
         parameters=sum(
-            trained_parameters(inputs.shape, config, parameters)
-            for parameters in (inputs.shape.policy_parameters, _critic_parameters(config, inputs))
+            trained_parameters(shape, config, parameters)
+            for shape, parameters in (
+                (inputs.shape, inputs.shape.policy_parameters),
+                (_critic(config, inputs).shape, _critic_parameters(config, inputs)),
+            )
         ),
     )
+    work += inputs.scorer_work(Work(forward_tokens=num_scoring * answers.tokens))
     phases = _phases(config, inputs, planned, sampling.phases["sampling"])
     judge = Memory(frozen=max((phase.frozen for phase in judging.phases.values()), default=0))
     held = replace(phases["sampling"], activations=0, cache=0)
@@ -370,10 +374,15 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     return replace(total, phases=phases | rating).beside(judge)
 
 
+def _critic(config: policy.PPOConfig, inputs: StageInputs) -> StageInputs:
+    """The inputs with the critic's model in the policy's place."""
+    return inputs.scorer_inputs if config.critic_init == "scorer" else inputs
+
+
 def _critic_parameters(config: policy.PPOConfig, inputs: StageInputs) -> int:
     """A critic that starts as the first scorer keeps its heads."""
     heads = inputs.scorer_heads[0] if config.critic_init == "scorer" else 1
-    return inputs.shape.scorer_parameters(heads)
+    return _critic(config, inputs).shape.scorer_parameters(heads)
 
 
 def _nll_rows(config: policy.PPOConfig, inputs: StageInputs) -> list[Rows]:
@@ -402,20 +411,21 @@ def _phases(
     batch = counts.num_taken(planned.rollout, config.train_batch)
     rows = [Rows(batch, row, response), *_nll_rows(config, inputs)]
     actor = largest(*(training_memory(inputs, num_policy, config, part) for part in rows))
-    critic = training_memory(inputs, num_critic, config, Rows(batch, row))
+    critic = training_memory(_critic(config, inputs), num_critic, config, Rows(batch, row))
     at_once = planned.rollout
     if counts.risk_passes(config, planned, inputs.num_rehearsed > 0):
         at_once = max(at_once, inputs.num_rehearsed)
     answers = Rows(counts.rows_of_rank(at_once, config.ranks), row, response)
     partition = partition_of(config)
     others = inputs.policy_bytes + sum(inputs.scorer_bytes) + inputs.heldout_bytes
+    passes = [passing_work(part, 0, answers) for part in (inputs, inputs.scorer_inputs)]
     phases = trainer_phases(
         inputs,
         config,
         [actor, critic],
         {
             "sampling": sampling if config.vllm is None else Memory(),
-            "scoring": passing_work(inputs, 0, answers).phases["scoring"],
+            "scoring": largest(*(part.phases["scoring"] for part in passes)),
             "critic update": critic.transient,
             "policy update": actor.transient,
         },
@@ -446,7 +456,7 @@ def _shared(config: policy.PPOConfig, inputs: StageInputs) -> int:
     if inputs.starts_as_reference:
         shared += _shared_bytes(config, inputs, inputs.shape.policy_parameters)
     if config.critic_init == "scorer":
-        shared += _shared_bytes(config, inputs, _critic_parameters(config, inputs))
+        shared += _shared_bytes(config, _critic(config, inputs), _critic_parameters(config, inputs))
     return shared
 
 

@@ -114,7 +114,7 @@ def collect(
         values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
-    held_out = models.scorers.held_out_scores(rows)
+    held_out = models.scorers.held_out_scores(prompts, rows, responses)
     normalised = move_to_device(_treat_scores(config, scores, moments))
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)

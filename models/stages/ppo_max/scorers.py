@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import ZeroConfig
@@ -20,8 +21,33 @@ from trimtab.models.judge.reward import JudgeReward
 from trimtab.models.nets.loading import load_scorer
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.learner import Metrics, ModelHandle, model_handle
-from trimtab.models.training.scoring import score_rows
+from trimtab.models.training.scoring import other_tokenizer, score_samples
 from trimtab.models.training.stage import Stage
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A scorer; tokenizer: the one by which it reads texts, None where it reads the policy's tokens
+    (trimtab.models.training.scoring)."""
+
+    handle: ModelHandle
+    tokenizer: PreTrainedTokenizerBase | None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The handle's."""
+        return self.handle.model
+
+    def score(
+        self,
+        prompts: Sequence[dict[str, Any]],
+        rows: Sequence[Candidates],
+        responses: Sequence[str],
+    ) -> Tensor:
+        """Scores (N,) of N prompts with a response each."""
+        answers = [[response] for response in responses]
+        with self.handle.gathered() as model:
+            return score_samples(model, self.tokenizer, rows, prompts, answers)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -30,10 +56,10 @@ class Scorers:
 
     safety: a reward model that is considered first. held_out: scorers that are not optimised."""
 
-    members: list[ModelHandle]
+    members: list[Scorer]
     judge: JudgeReward | None
-    safety: ModelHandle | None
-    held_out: Sequence[ModelHandle] = ()
+    safety: Scorer | None
+    held_out: Sequence[Scorer] = ()
 
     @classmethod
     def load(cls, config: PPOConfig, stage: Stage) -> Scorers:
@@ -42,15 +68,23 @@ class Scorers:
         Without a scorer the configuration's judge rates; ValueError where there is none.
         Under ZeRO stage 3 each scorer is sharded before the next is loaded.
         """
-        members = [_load(folder, config.zero) for folder in stage.several("scorer")]
+        policy = stage.inputs["policy"]
+        members = [_load(folder, policy, config.zero) for folder in stage.several("scorer")]
+        if config.critic_init == "scorer" and members and members[0].tokenizer is not None:
+            raise ValueError(
+                "critic_init must be policy if the scorer has another tokenizer than the policy, "
+                "or takes fewer tokens, found scorer: a critic reads the policy's tokens"
+            )
         judge = None if members else _judge_of(config, stage.workdir)
         has_safety = "safety_scorer" in stage.inputs
-        safety = _load(stage.inputs["safety_scorer"], config.zero) if has_safety else None
-        held_out = [_load(folder, config.zero) for folder in stage.several("held_out_scorer")]
+        safety = _load(stage.inputs["safety_scorer"], policy, config.zero) if has_safety else None
+        held_out = [
+            _load(folder, policy, config.zero) for folder in stage.several("held_out_scorer")
+        ]
         return cls(members, judge, safety, held_out)
 
     @property
-    def models(self) -> list[ModelHandle]:
+    def models(self) -> list[Scorer]:
         """The members, the safety scorer and those held out."""
         return [*self.members, *([self.safety] if self.safety else []), *self.held_out]
 
@@ -63,32 +97,37 @@ class Scorers:
     ) -> tuple[Tensor, Metrics]:
         """Scores (N,) of N prompts with a response each, and what the combination reports.
 
-        All scorers read the same rows, with cached trunk activations if there are any; a judge
-        reads the texts.
+        Scorers read the same rows, with cached trunk activations if there are any; one of another
+        tokenizer, and a judge, read the texts.
         """
         metrics: Metrics = {}
         if self.judge is not None:
             scores, metrics = self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
         elif len(self.members) == 1:
-            scores = _scores(self.members[0], rows)
+            scores = self.members[0].score(prompts, rows, responses)
         else:
-            scores, metrics = ensemble_scores(
-                torch.stack([_scores(member, rows) for member in self.members]), config.std_coef
-            )
+            votes = [member.score(prompts, rows, responses) for member in self.members]
+            scores, metrics = ensemble_scores(torch.stack(votes), config.std_coef)
         if self.safety is not None:
             is_safety_prompt = [
                 prompt.get("category") in config.safety_categories for prompt in prompts
             ]
-            safety, threshold = _scores(self.safety, rows), config.safety_threshold
+            safety = self.safety.score(prompts, rows, responses)
+            threshold = config.safety_threshold
             scores, more = safety_first(scores, safety, torch.tensor(is_safety_prompt), threshold)
             metrics |= more
         return scores, metrics
 
-    def held_out_scores(self, rows: Sequence[Candidates]) -> Tensor | None:
+    def held_out_scores(
+        self,
+        prompts: Sequence[dict[str, Any]],
+        rows: Sequence[Candidates],
+        responses: Sequence[str],
+    ) -> Tensor | None:
         """Scores (H, N) of N responses by the H held-out scorers; None where there are none."""
         if not self.held_out:
             return None
-        return torch.stack([_scores(scorer, rows) for scorer in self.held_out])
+        return torch.stack([scorer.score(prompts, rows, responses) for scorer in self.held_out])
 
 
 def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
@@ -102,10 +141,6 @@ def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
     return JudgeReward(config.scoring.judge, workdir, config.seed)
 
 
-def _load(folder: Path, zero: ZeroConfig | None) -> ModelHandle:
-    return model_handle(load_scorer(folder / "model", is_frozen=True).eval(), zero)
-
-
-def _scores(scorer: ModelHandle, rows: Sequence[Candidates]) -> Tensor:
-    with scorer.gathered() as model:
-        return score_rows(model, rows)[:, 0]
+def _load(folder: Path, policy: Path, zero: ZeroConfig | None) -> Scorer:
+    handle = model_handle(load_scorer(folder / "model", is_frozen=True).eval(), zero)
+    return Scorer(handle, other_tokenizer(folder / "model", policy / "model"))

@@ -115,8 +115,8 @@ class PPORun:
         self.critic = self.learner.critic.model
         if not self.is_sharded:
             for trained in (self.policy, self.critic):
-                for other in (self.reference, *self.scorers.models):
-                    share_frozen(trained, other.model)
+                for other in (self.reference.model, *(one.model for one in self.scorers.models)):
+                    share_frozen(trained, other)
 
     @property
     def is_sharded(self) -> bool:
@@ -131,11 +131,12 @@ class PPORun:
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:
         """Let all models share the lower layers that are frozen in each; returns their number.
 
-        Shared layers run once a response. Sharded models cannot share layers.
+        Shared layers run once a response. Sharded models cannot share layers, nor can a scorer that
+        reads texts.
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
-        others = [handle.model for handle in (self.reference, *self.scorers.models)]
-        for other in (*others, critic):
+        scorers = [scorer.model for scorer in self.scorers.models if scorer.tokenizer is None]
+        for other in (self.reference.model, *scorers, critic):
             depth = tie_trunk(self.policy, other, depth)
         return depth
 

@@ -311,6 +311,30 @@ LABEL_STUDIO = {
         for who, side in ((1, "right"), (2, "left"), (3, "right"), (4, "left"))
     ],
 }  # fmt: skip
+POST, TITLE = "I was hit at a crossing.\nHe sped.", "Dutch law?"
+TLDR = {
+    "info": {"id": "t3_2v", "post": POST, "title": TITLE, "subreddit": "legaladvice"},
+    "summaries": [
+        {"text": " Hit by a car.", "policy": "sup4_ppo_rm3_kl10", "note": "Unclear."},
+        {"text": " How do I prove it?", "policy": "ref", "note": None},
+    ],
+    "choice": 1,
+    "worker": "ikNmucwunMnYJC",
+    "batch": "batch9",
+    "split": "train",
+    "extra": {"confidence": 8},
+}
+CNNDM = TLDR | {
+    "info": {"id": "167f", "site": "cnn", "title": "Out", "article": "He was sent off."}
+    | {"post": None, "subreddit": None},
+    "choice": 0,
+    "batch": "cnndm0",
+}
+TLDR_TRL = {
+    "prompt": f"SUBREDDIT: r/legaladvice\n\nTITLE: {TITLE}\n\nPOST: {POST}\n\nTL;DR:",
+    "chosen": " How do I prove it?",
+    "rejected": " Hit by a car.",
+}
 RANKED = {"prompt": "What is 1+1?", "responses": ["3", "2", "4"], "scores": [2.0, 9.5, 2.0]}
 NO_PROMPT_TWICE = {"question": "What is 1+1?", "chosen": "2", "rejected": "3"}
 VOTES_OF_3 = {"rating": 4, "votes": Votes(2, 1, 0), "category": "stem"}
@@ -488,6 +512,20 @@ CASES = [
             ),
         },
     ),
+    Case(
+        "tldr",
+        [TLDR],
+        [tuple(TLDR_TRL.values())],
+        {"id": "t3_2v", "category": "legaladvice"}
+        | {"opinions": (Opinion("ikNmucwunMnYJC", "chosen"),), "votes": None, "rating": None},
+    ),
+    Case(
+        "tldr",
+        [CNNDM],
+        [("Article:\nHe was sent off.\n\nTL;DR:", " Hit by a car.", " How do I prove it?")],
+        {"id": "167f", "category": "cnn"},
+    ),
+    Case("explicit", [TLDR_TRL], [tuple(TLDR_TRL.values())]),  # trl-lib/tldr-preference
     Case("ranked", [RANKED], [PLAIN, ("What is 1+1?", "2", "4")]),
     Case(
         "kwise",
@@ -590,6 +628,11 @@ BAD = [
     ("wrong_type", "chosen[2].content", FNLP | {"chosen": ["Hi", "Hello!", 3, "2"]}),
     ("out_of_range", "expert_worker_annotations[0].overall_pref",
      MULTIPREF | {"expert_worker_annotations": [opinion("C", "e")]}),
+    ("wrong_type", "info", TLDR | {"info": "a post"}),
+    ("missing_field", "info.post", TLDR | {"info": TLDR["info"] | {"post": None}}),
+    ("wrong_type", "summaries", TLDR | {"summaries": TLDR["summaries"][:1]}),
+    ("empty_field", "summaries[0].text", TLDR | {"summaries": [{"text": ""}, {"text": "x"}]}),
+    ("out_of_range", "choice", TLDR | {"choice": 2}),
     ("wrong_type", "label", KTO_ROWS[0] | {"label": "maybe"}),
     ("empty_field", "completion", KTO_ROWS[0] | {"completion": ""}),
     ("missing_field", "prompt", KTO_ROWS[0] | {"prompt": None}),

@@ -71,13 +71,16 @@ def test_a_part_that_raises_keeps_its_values_and_stops_no_other(
     assert "first failure: raises: ValueError: weights differ by 0.2" in said
 
 
-@pytest.mark.parametrize(("name", "most"), [("hangs_with_a_child", 0.01), ("leaves_a_child", 0.5)])
+@pytest.mark.parametrize("name", ["hangs_with_a_child", "leaves_a_child"])
 def test_nothing_outlives_a_part(
-    name: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "PATIENCE", 1)
-    status, results = run(tmp_path, part(name, most=most), part("measures"))
-    hung, then = results["parts"]
+    for most in (0.01, 0.1, 1.0):  # on a busy machine the child is there after its time only
+        status, results = run(tmp_path / str(most), part(name, most=most), part("measures"))
+        hung, then = results["parts"]
+        if hung["values"]:
+            break
     assert hung["ok"] is (name == "leaves_a_child")
     assert status == (driver.REHEARSED if hung["ok"] else 1)
     if not hung["ok"]:

@@ -172,7 +172,7 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
         return (won[:, 0] > won[:, 1]).tolist(), {n: float(v) for n, v in metrics.items()}
 
     tagged = ScorersConfig(safety_categories=("harmful",), safety_threshold=1e-6)
-    both = Scorers.load(PPOConfig(), Stage(by_category, tmp_path))
+    both = Scorers.load(PPOConfig(), Stage({"policy": policy, **by_category}, tmp_path))
     helpful, nothing = preferred(Scorers(both.members, None, None), tagged)
     assert all(helpful)
     assert nothing == {}
