@@ -26,7 +26,7 @@ def part(name: str, least: float = 0.0, most: float = 0.5, needs: tuple[str, ...
 
 
 def run(tmp_path: Path, *chosen: Part, minutes: float = 1) -> tuple[int, dict[str, Any]]:
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work").mkdir(parents=True)
     request = REQUEST | {"minutes": minutes}
     status = check(chosen, request, tmp_path, tmp_path / "work", time.monotonic())
     results: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())
@@ -118,7 +118,7 @@ def test_what_does_not_fit_or_cannot_run_is_left_out_and_says_so(tmp_path: Path)
 
 def test_the_command_dies_with_its_part_and_leaves_a_whole_file(tmp_path: Path) -> None:
     """SIGTERM to the command, as a scheduler sends it."""
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work").mkdir(parents=True)
     code = f"""
 import signal, sys, time
 from pathlib import Path
