@@ -275,6 +275,7 @@ class RunConfig(StageConfig):
             _scorer_mistakes,
             _pair_mistakes,
             _label_mistakes,
+            _margin_mistakes,
             _noise_mistakes,
             _arm_mistakes,
         )
@@ -395,17 +396,6 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             f"{config.preferences.validation_share:g} and {config.preferences.test_share:g}: "
             "scorers and policies are measured on these pairs"
         )
-    for path, scorer in (
-        ("advantage_model", config.advantage_model),
-        ("rounds.meta_rm", config.rounds.meta_rm),
-    ):
-        if scorer.margin_by == "strength" and config.ensemble.votes[0] == "in_sample":
-            yield (
-                f"{path}.margin_by must be constant or label where the first of ensemble.votes is "
-                "in_sample, found strength: voters know by heart the pairs that they were trained "
-                "on, so that strength is no log-odds; allowed with it: cross_fitted first, or "
-                "embedding_models"
-            )
     base = config.sft.model.base
     if base is not None and config.ensemble.reward_models:
         yield (  # which has no turns that can be told
@@ -423,6 +413,29 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             "judge_preferences must name a judge of the split train where ai_labels is given, "
             f"found {'none' if judged is None else f'splits {judged.splits}'}"
         )
+
+
+def _margin_mistakes(config: RunConfig) -> Iterator[str]:
+    """Bounds by a vote that is no log-odds, or by labels that are no probabilities."""
+    noise = config.relabel.noise
+    for path, scorer in (
+        ("advantage_model", config.advantage_model),
+        ("rounds.meta_rm", config.rounds.meta_rm),
+    ):
+        by = scorer.margin_by
+        if by == "strength" and config.ensemble.votes[0] == "in_sample":
+            yield (
+                f"{path}.margin_by must be constant or label where the first of ensemble.votes is "
+                "in_sample, found strength: voters know by heart the pairs that they were trained "
+                "on, so that strength is no log-odds; allowed with it: cross_fitted first, or "
+                "embedding_models"
+            )
+        is_told = noise == "none" or (noise == "posterior" and by == "label")
+        if by != "constant" and not is_told:
+            yield (
+                f"{path}.margin_by must be constant where relabel.noise is {noise}, found {by}; "
+                "allowed with noise: label where it is posterior, as labels are probabilities then"
+            )
 
 
 def _noise_mistakes(config: RunConfig) -> Iterator[str]:
@@ -459,6 +472,8 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
             "ppo.scoring.safety_categories must name categories of pairs for the arm "
             "ppo_max_safety, found none: its two reward models are trained on these and others"
         )
+    if config.ppo.guard.max_held_out_fall is not None:
+        yield from _unwatched_arms(config)
     unrehearsed = [arm for arm in config.arms if _weighs_unrehearsed(config, arm)]
     if unrehearsed:
         yield (
@@ -467,6 +482,19 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
         )
     if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
         yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
+
+
+def _unwatched_arms(config: RunConfig) -> Iterator[str]:
+    """Arms of PPO without a member of the ensemble that neither judges nor is optimised."""
+    others = max(1, config.ensemble.size - NUM_JUDGES)
+    for arm in config.arms:
+        optimised = {"member_0": 1, "members": others}.get(ARMS[arm].scorer or "", 0)
+        if ARMS[arm].trained_by == "ppo" and others <= optimised:
+            yield (
+                f"ppo.guard.max_held_out_fall must be none for the arm {arm} where ensemble.size "
+                f"is {config.ensemble.size}, found {config.ppo.guard.max_held_out_fall:g}: no "
+                "member is left that neither judges policies nor is optimised"
+            )
 
 
 def _weighs_unrehearsed(config: RunConfig, arm: Arm) -> bool:

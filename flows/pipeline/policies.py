@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.config import RunConfig, with_changes
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.models import specs
 from trimtab.models.config.arms import ARMS, Arm
-from trimtab.models.config.policy import PolicyConfig, SampleResponsesConfig
+from trimtab.models.config.policy import (
+    PolicyConfig,
+    RehearsalConfig,
+    SampleResponsesConfig,
+)
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
 OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
@@ -27,7 +31,7 @@ def train_policies(run: Run) -> None:
     if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
             specs.REHEARSAL,
-            run.seeded(config.rehearsal),
+            run.seeded(rehearsal_for(config)),
             data=run["data"],
             policy=run["sft"],
             scorer=run["advantage_model"],
@@ -138,6 +142,12 @@ def held_out_of(run: Run, scorer: Future | list[Future] | None) -> list[Future] 
     optimised = scorer if isinstance(scorer, list) else [scorer]
     others = [m for m in run.optimised_members if not any(m is other for other in optimised)]
     return others[: run.config.ppo.guard.num_held_out] or None
+
+
+def rehearsal_for(config: RunConfig) -> RehearsalConfig:
+    """The settings of rehearsal, with the clusters that PPO weighs its KL penalty by."""
+    by_risk = config.ppo.kl_weights == "risk"
+    return with_changes(config.rehearsal, {"cluster_policy_prompts": True} if by_risk else {})
 
 
 def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:

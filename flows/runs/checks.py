@@ -139,7 +139,14 @@ def _critic_mistakes(config: RunConfig) -> Iterator[str]:
     elsewhere PPO's stage says so."""
     if config.scorer_base is None or config.ppo.critic_init == "policy":
         return
-    bases = config.sft.model.base, config.scorer_base.model.base
+    policy, scorer = config.sft.model, config.scorer_base.model
+    if scorer.max_length < policy.max_length:
+        yield (
+            "ppo.critic_init: found scorer, and scorer_base.model.max_length "
+            f"{scorer.max_length} below sft.model.max_length {policy.max_length}; allowed: policy, "
+            "as a critic reads what the policy writes"
+        )
+    bases = policy.base, scorer.base
     ours, theirs = map(_vocabulary, bases)
     if ours is not None and theirs is not None and ours != theirs:
         yield (
@@ -149,9 +156,9 @@ def _critic_mistakes(config: RunConfig) -> Iterator[str]:
 
 
 def _vocabulary(base: str | None) -> object:
-    """The tokens of a model in a folder; None of any other."""
-    path = Path(base or "").expanduser() / "tokenizer.json"
+    """The tokens of a model in a folder, or of a packaged one; None of any other."""
     try:
+        path = (folder_of(base or "") or Path(base or "").expanduser()) / "tokenizer.json"
         return json.loads(path.read_bytes())["model"]["vocab"] if base else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -28,6 +28,8 @@ from trimtab.models.estimates.work import StageInputs, Work
 # A sampled token costs some more than one that is passed with others.
 SAMPLED_AS_PASSED = 4
 SECONDS_OF_A_STAGE = 1.0
+# Inputs of a stage by which it scores, in this order.
+SCORERS = ("scorer", "judge", "held_out_scorer")
 ONCE = ("win_matrix", "judge_answers")  # stages of a comparison that all its seeds share
 
 
@@ -139,7 +141,8 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     rows = []
     for stage, roles in stages.values():
         inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
-        for scorer in stages_in(stage.inputs.get("scorer"))[:1]:
+        scorers = [stages_in(stage.inputs.get(name)) for name in SCORERS]
+        for scorer in list(chain.from_iterable(scorers))[:1]:
             inputs = replace(inputs, scorer_shape=_scorer_shape(scorer, shape))
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles), stage, inputs, work))

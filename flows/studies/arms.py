@@ -311,8 +311,8 @@ def risk_by_kl(run: Run) -> None:
     answers to what SFT was taught on rehearsed, uniformly and by risk, the KL penalty weighed by
     that risk, the pre-training loss; and with none of them."""
     add_both_scorers(run)
-    shown = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
-    add_rehearsal(run, "demonstrations", shown)
+    changes = {"prompts": "demonstrations", "cluster_policy_prompts": True}
+    add_rehearsal(run, "demonstrations", with_changes(run.config.rehearsal, changes))
     uniform = {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"}
     for name, variant in variants.RISKS.items():
         rehearsed = None if name in ("nothing", "ptx") else "rehearsal_demonstrations"

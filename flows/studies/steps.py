@@ -203,7 +203,8 @@ def ppo_without_rehearsal(
 ) -> PPOConfig:
     """PPO-max, changed, at the recipe's KL coefficient or `set_kl` of another."""
     ppo = run.config.ppo if kl_coef is None else set_kl(run.config.ppo, kl_coef)
-    return with_changes(ppo, {"rehearsal_coef": 0.0, "kl_weights": "uniform", **changes})
+    uniform = {"rehearsal_weights": "uniform", "kl_weights": "uniform"}
+    return with_changes(ppo, {"rehearsal_coef": 0.0, **uniform, **changes})
 
 
 def set_kl(ppo: PPOConfig, coef: float) -> PPOConfig:

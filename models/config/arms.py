@@ -63,6 +63,7 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
             "ptx_coef": 0.0,
             "rehearsal_coef": 0.0,
             "kl_weights": "uniform",
+            "rehearsal_weights": "uniform",
             "guard": ppo.guard.model_copy(update={"action": "warn"}),
         }
     )

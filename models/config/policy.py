@@ -183,6 +183,10 @@ class PPOConfig(SamplerConfig, TrainerConfig):
         yield from self._rank_problems("train_batch", batch)
         if self.kl_target is not None and self.kl_coef == 0:
             yield "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
+        if self.rehearsal_weights == "risk" and self.rehearsal_coef == 0:
+            yield "rehearsal_coef must be above 0 where rehearsal_weights is risk, found 0"
+        if self.kl_weights == "risk" and self.kl_coef == 0:
+            yield "kl_coef must be above 0 where kl_weights is risk, found 0: it is multiplied"
         if self.kl_weights == "risk" and self.prompts != "policy":
             yield (
                 f"prompts must be policy where kl_weights is risk, found {self.prompts}: the stage "
@@ -213,6 +217,9 @@ class RehearsalConfig(SamplingStageConfig):
     """c, number of clusters (free)"""
     per_cluster: Count = 16
     """k, examples kept per cluster (free)"""
+    cluster_policy_prompts: bool = False
+    """Find the cluster of every prompt that PPO trains on, for ppo.kl_weights; a run with
+    kl_weights=risk sets it"""
     criterion: Literal["score", "entropy", "length", "random"] = "score"
     """Which examples of a cluster are kept: those of the highest score by the Advantage Model [AM],
     of the least entropy a token, of the fewest tokens, or any"""

@@ -154,6 +154,8 @@ class RelabelConfig(StageConfig):
     def _problems(self) -> Iterator[str]:
         if not self.keep_from < self.keep_to:
             yield (f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}")
+        if self.noise == "none" and self.flip_rate is not None:
+            yield f"flip_rate must be none where noise is none, found {self.flip_rate:g}"
         others = [name for name, off in BY_LABEL_SEEN.items() if getattr(self, name) != off]
         if self.noise != "none" and others:
             off = ", ".join(f"{name}={json.dumps(BY_LABEL_SEEN[name])}" for name in others)
@@ -244,9 +246,9 @@ class EmbeddingModelConfig(EncoderConfig):
 
 MarginBy = Literal["constant", "label", "strength"]
 OF_MARGIN_BY = (
-    "What m(x) is: margin; or 3/2 of the log-odds that the pair's label is right, within plus or "
-    "minus margin, so that scores are calibrated: by the label's probability (soft labels), or by "
-    "the strength (of voters that never saw the pair)"
+    "What m(x) is: margin; or 3/2 of the log-odds of the pair's label, within plus or minus "
+    "margin, so that scores are calibrated: by the label's probability (soft labels), or by the "
+    "strength, of voters that never saw the pair; then the vote decides and the label does not"
 )
 
 
@@ -391,6 +393,14 @@ class AdvantageModelConfig(PairLossConfig):
     expected_reward: ExpectedRewardConfig | None = None
     """Samples of the policy whose mean reward e(x) learns; none: e(x) learns from the bounds
     alone"""
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.use_importance_weights and self.num_policies <= 1:
+            yield (
+                "num_policies must be above 1 where use_importance_weights is set, found "
+                f"{self.num_policies:g}: weights have a mean of 1"
+            )
 
 
 class MetaRMConfig(SamplerConfig):

@@ -111,7 +111,8 @@ class StageInputs:
     @property
     def heldout_bytes(self) -> int:
         """Bytes of the weights of all held-out reward models."""
-        size = self.frozen_bytes(self.shape.scorer_parameters(1), self.shape.num_layers)
+        theirs = self.scorer_inputs
+        size = theirs.frozen_bytes(theirs.shape.scorer_parameters(1), theirs.shape.num_layers)
         return self.num_heldout_models * size
 
     def frozen_bytes(self, num_parameters: int, num_layers: int) -> int:

@@ -212,7 +212,8 @@ def margins_of(
     """m(x) (P,) of the pairs, on the device; None where it is constant.
 
     The strength's log-odds are those of the temperature under which it makes the training labels
-    likeliest. Raises ValueError where it is asked for and the input `strength` is missing.
+    likeliest; a pair that a person kept or turned round has the largest. Raises ValueError where it
+    is asked for and the input `strength` is missing.
     """
     if config.margin_by == "constant":
         return None
@@ -225,7 +226,9 @@ def margins_of(
     log_odds = torch.tensor([by_id[name] for name in pairs.identifiers], dtype=torch.float64)
     log_odds /= likeliest_temperature(torch.tensor([*by_id.values()], dtype=torch.float64))
     is_flipped = torch.tensor([bool(record.get("is_flipped")) for record in pairs.records])
+    is_reviewed = [record.get("review") in ("keep", "flip") for record in pairs.records]
     log_odds = torch.where(is_flipped, -log_odds, log_odds).float()
+    log_odds[torch.tensor(is_reviewed)] = torch.inf
     return move_to_device(calibrated_margin(log_odds, config.margin))
 
 

@@ -31,7 +31,7 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
     """Inputs: `data` (policy_prompts.jsonl or demonstrations.jsonl), `policy`, `scorer`.
 
     Output: rehearsal.jsonl; measured.jsonl, the next best of each cluster, by which PPO may measure
-    what it loses there; clusters.jsonl, the cluster of every prompt that PPO trains on.
+    what it loses there; if configured clusters.jsonl, of every prompt that PPO trains on.
     """
     rows = read_prompts(config, stage)
     count = counts.num_taken(len(rows), config.max_prompts)
@@ -70,13 +70,8 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
                 for index in kept
             ),
         )
-    by_prompt = dict(zip(prompts, clusters.tolist(), strict=True))
-    trained_on = [row["prompt"] for row in stage.rows("data", "policy_prompts.jsonl")]
-    if others := [prompt for prompt in dict.fromkeys(trained_on) if prompt not in by_prompt]:
-        theirs = nearest(embed(others, config.encoder).vectors).tolist()
-        by_prompt |= dict(zip(others, theirs, strict=True))
-    columns = {"cluster": [by_prompt[prompt] for prompt in trained_on]}
-    stage.write_rows("clusters.jsonl", with_columns([{"prompt": p} for p in trained_on], columns))
+    if config.cluster_policy_prompts:
+        _write_clusters(config, stage, dict(zip(prompts, clusters.tolist(), strict=True)), nearest)
     stage.write_summary(
         {
             "num_sampled": len(prompts),
@@ -86,6 +81,21 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
             "score_kept": float(scores[best].mean()),
         }
     )
+
+
+def _write_clusters(
+    config: RehearsalConfig,
+    stage: Stage,
+    by_prompt: dict[str, int],
+    nearest: Callable[[Array], Array],
+) -> None:
+    """clusters.jsonl; by_prompt: the clusters that are known."""
+    trained_on = [row["prompt"] for row in stage.rows("data", "policy_prompts.jsonl")]
+    if others := [prompt for prompt in dict.fromkeys(trained_on) if prompt not in by_prompt]:
+        theirs = nearest(embed(others, config.encoder).vectors).tolist()
+        by_prompt |= dict(zip(others, theirs, strict=True))
+    columns = {"cluster": [by_prompt[prompt] for prompt in trained_on]}
+    stage.write_rows("clusters.jsonl", with_columns([{"prompt": p} for p in trained_on], columns))
 
 
 def next_best(

@@ -75,14 +75,16 @@ def chance_line(cards: Mapping[str, Card]) -> str:
     A part of a claim that tosses a coin is shown by all of n seeds with probability 2^-n, whatever
     the other parts do; all parts of an exhibit at most as often as one.
     """
-    parts = [seen for card in cards.values() for seen in card["checks"].values()]
+    every = [seen for card in cards.values() for seen in card["checks"].values()]
+    parts = [seen for seen in every if any(shown is not None for shown in seen)]
     expected = sum(0.5 ** len(seen) for seen in parts)
     held = sum(card["status"] == "held" for card in cards.values())
     most = sum(0.5 ** len(card["seeds"]) for card in cards.values())
     return (
-        f"{TOSSED}, {expected:.1f} of the {len(parts)} parts would be shown by all seeds by "
-        f"chance, and {sum(map(all, parts))} are; at most {most:.1f} of the {len(cards)} exhibits "
-        f"would be held, and {held} are."
+        f"{TOSSED}, {expected:.1f} of the {len(parts)} parts that some seed tells would be shown "
+        f"by all seeds by chance, and {sum(map(all, parts))} are; at most {most:.1f} of the "
+        f"{len(cards)} exhibits would be held, and {held} are. Parts that ask for no difference, "
+        "as those of the constants, are shown more often than by a coin."
     )
 
 

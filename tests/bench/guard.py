@@ -3,7 +3,7 @@
     python -m tests.bench.guard --folder .bench/guard --runs docs/explanation/guard.jsonl
     python -m tests.bench.guard --runs docs/explanation/guard.jsonl --page docs/explanation
 
-The first trains what is missing of forty short PPO runs in each of six small synthetic worlds, on
+The first trains what is missing of forty short PPO runs in each of four small synthetic worlds, on
 one core in forty minutes, and notes each step's monitors beside the gold score, which no run
 sees. Runs differ in KL coefficient, learning rate, treatment of scores and in how many pairs their
 scorers learned from. The second chooses limits on the first half of the worlds, and writes tables

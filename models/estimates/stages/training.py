@@ -353,7 +353,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         optimiser_steps=planned.steps * planned.updates,
         passed_logits=num_policies * answers.count * response,
         forward_tokens=(num_policies + 1) * answers.tokens,
-        trained_tokens=learned * (planned.steps + planned.policy_steps) * row
+        trained_tokens=learned * planned.policy_steps * row
         + updates * sum(rows.tokens for rows in nll),
         trained_logits=learned * planned.policy_steps * response
         + updates * sum(rows.count * rows.logit_tokens for rows in nll),
@@ -366,6 +366,8 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         ),
     )
     work += inputs.scorer_work(Work(forward_tokens=num_scoring * answers.tokens))
+    critic = Work(trained_tokens=learned * planned.steps * row)
+    work += inputs.scorer_work(critic) if config.critic_init == "scorer" else critic
     phases = _phases(config, inputs, planned, sampling.phases["sampling"])
     judge = Memory(frozen=max((phase.frozen for phase in judging.phases.values()), default=0))
     held = replace(phases["sampling"], activations=0, cache=0)
@@ -437,7 +439,8 @@ def _phases(
     if partition.stage == 0:  # its state is kept to the end
         phases["saving"] += Memory(optimiser=actor.optimiser + critic.optimiser)
     if partition.stage == 3:  # a model that samples or scores is whole
-        scored = max(inputs.policy_bytes, *inputs.scorer_bytes, FLOAT_BYTES * num_critic)
+        held_out = inputs.heldout_bytes // max(1, inputs.num_heldout_models)
+        scored = max(inputs.policy_bytes, *inputs.scorer_bytes, held_out, FLOAT_BYTES * num_critic)
         for name, weights in (("sampling", inputs.policy_bytes), ("scoring", scored)):
             phases[name] += Memory(frozen=weights // partition.width)
     if config.vllm is not None:  # on a GPU only while it samples: then this is a bound

@@ -1,8 +1,7 @@
 """The collapse guard: reads the PPO monitors and says when, and why, a run has gone wrong.
 
 Collapse shows as rising reward with longer responses and falling perplexity [PPO section 5.2], as a
-policy far from its reference, or as a score that held-out scorers do not confirm. What each finds,
-and how often it is wrong, is measured by tests/bench/guard.py.
+policy far from its reference, or as a score that held-out scorers do not confirm.
 
 Deviations:
 1. Rising reward with responses that dwindle is a collapse too: a scorer that dislikes a small

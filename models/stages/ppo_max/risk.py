@@ -113,6 +113,11 @@ class RehearsalRisk:
 
 def _clusters_of(prompts: Sequence[Row], stage: Stage) -> Tensor:
     """The cluster (P,) of each prompt."""
+    if not (stage.inputs["rehearsal"] / "clusters.jsonl").exists():
+        raise ValueError(
+            "kl_weights=risk needs the clusters of PPO's prompts, which the input rehearsal lacks; "
+            "run the stage rehearsal with cluster_policy_prompts=true"
+        )
     known = {row["prompt"]: row["cluster"] for row in stage.rows("rehearsal", "clusters.jsonl")}
     unknown = [row["prompt"] for row in prompts if row["prompt"] not in known]
     if unknown:

@@ -247,7 +247,7 @@ class PPORun:
             merge_adapters(model)
         self.stage.write_model(self.policy, self.tokenizer)
         self.stage.write_model(self.critic, self.tokenizer, "critic")
-        measured = () if self.risk is None else ("risk.jsonl",)
+        measured = ["risk.jsonl"] if (self.stage.workdir / "risk.jsonl").exists() else []
         for name in ("metrics.jsonl", "rollouts.jsonl", *measured):
             shutil.copyfile(self.stage.workdir / name, self.stage.output / name)
         self.stage.write_summary(

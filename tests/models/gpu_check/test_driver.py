@@ -81,6 +81,7 @@ def test_nothing_outlives_a_part(
         hung, then = results["parts"]
         if hung["values"]:
             break
+    assert hung["values"]
     assert hung["ok"] is (name == "leaves_a_child")
     assert status == (driver.REHEARSED if hung["ok"] else 1)
     if not hung["ok"]:

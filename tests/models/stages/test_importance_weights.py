@@ -175,5 +175,14 @@ def test_bounds_go_by_the_strength_in_the_order_after_the_flip(
     bound = 1.5 * math.log(3)
     by_hand = [bound, bound, bound, bound, bound, bound, bound, -bound]
     assert margins[:8].tolist() == pytest.approx(by_hand, rel=1e-3)
+    # A person's verdict comes before the vote.
+    records = [{**record, "review": None} for record in pairs.records]
+    records[3]["review"], records[7]["review"] = "flip", "keep"
+    reviewed = margins_of(
+        by_strength, Stage({"strength": tmp_path}, policy), replace(pairs, records=records)
+    )
+    assert reviewed is not None
+    by_hand[3] = by_hand[7] = 2.5
+    assert reviewed[:8].tolist() == pytest.approx(by_hand, rel=1e-3)
     with pytest.raises(ValueError, match="needs the input `strength`"):
         margins_of(by_strength, Stage({}, policy), pairs)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from tests.models.conftest import run_stage
 from tests.models.jobs import job, killed_and_whole, launch
-from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.policy import CollapseConfig, PPOConfig
 from trimtab.models.data.records import read_rows
-from trimtab.models.nets.loading import load_policy
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.stages.ppo_max.trainer import PPORun
@@ -49,7 +49,8 @@ def rehearsed(
     advantage_model: Path,
 ) -> Path:
     """All answers to 60 demonstrations, in four clusters."""
-    config = smoke_config.rehearsal.model_copy(update={"max_prompts": 60, "per_cluster": 60})
+    every = {"max_prompts": 60, "per_cluster": 60, "cluster_policy_prompts": True}
+    config = smoke_config.rehearsal.model_copy(update=every)
     folder = tmp_path_factory.mktemp("rehearsal")
     inputs = {"data": world, "policy": policy, "scorer": advantage_model}
     return run_stage("rehearsal", config, folder, **inputs)
@@ -113,7 +114,8 @@ def test_every_prompt_of_ppo_is_in_the_cluster_of_the_nearest_centre(
 def test_risk_is_measured_on_the_next_best_answers(
     tmp_path: Path, smoke_config: Any, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
-    few = smoke_config.rehearsal.model_copy(update={"max_prompts": 60, "per_cluster": 5})
+    few = {"max_prompts": 60, "per_cluster": 5, "cluster_policy_prompts": True}
+    few = smoke_config.rehearsal.model_copy(update=few)
     theirs = {"data": inputs["data"], "policy": inputs["policy"], "scorer": inputs["scorer"]}
     folder = run_stage("rehearsal", few, tmp_path / "few", **theirs)
     kept, measured = (read_rows(folder / f"{name}.jsonl") for name in ("rehearsal", "measured"))
@@ -253,17 +255,18 @@ def test_goes_on_with_the_same_weights(
 def test_two_ranks_weigh_as_one_does(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], world: Path
 ) -> None:
+    ppo = ppo.model_copy(update=FORGETS)
     for number in (1, 2):
         launch(job(tmp_path / str(number), ppo, world, number, "ppo_max", inputs))
     alone, both = (read_rows(tmp_path / number / "output/risk.jsonl") for number in "12")
+    assert any(alone[-1]["risk"])
     for ours, theirs in zip(both, alone, strict=True):
         assert ours["num_kept"] == theirs["num_kept"]
         assert ours["kl_weight"] == pytest.approx(theirs["kl_weight"], rel=1e-2, abs=1e-2)
     alone, both = (read_metrics(tmp_path / number / "metrics.jsonl") for number in "12")
     for row, other in zip(both, alone, strict=True):
-        assert row["rehearsal_loss" if "rehearsal_loss" in row else "kl"] == pytest.approx(
-            other["rehearsal_loss" if "rehearsal_loss" in row else "kl"], rel=1e-3, abs=1e-5
-        )
+        for name in {"rehearsal_loss", "kl"} & row.keys():
+            assert row[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5)
 
 
 def test_kl_weights_without_rehearsal_are_refused(
@@ -278,6 +281,24 @@ def test_kl_weights_without_rehearsal_are_refused(
     assert not (output / "risk.jsonl").exists()
 
 
+def test_what_was_never_measured_has_no_file(
+    tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
+) -> None:
+    """The guard stops the run while the critic is trained alone."""
+    stop = CollapseConfig(action="stop", window=2, max_kl=1e-9)
+    config = ppo.model_copy(
+        update={"critic_pretrain_steps": 8, "guard": stop, "policy_learning_rate": 0.0}
+    )
+    other = load_policy(inputs["policy"] / "model")
+    for value in other.parameters():
+        value.data *= 1.05
+    save_model(other, load_tokenizer(inputs["policy"] / "model"), tmp_path / "other/model")
+    started = {**inputs, "policy": tmp_path / "other"}
+    output = run_stage("ppo_max", config, tmp_path, **started)
+    assert not (output / "risk.jsonl").exists()
+    assert json.loads((output / "summary.json").read_text())["stopped_at_step"] == 4
+
+
 def test_prompts_without_a_cluster_are_refused(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], rehearsed: Path
 ) -> None:
@@ -286,6 +307,8 @@ def test_prompts_without_a_cluster_are_refused(
     rows = read_rows(rehearsed / "clusters.jsonl")
     for name in ("rehearsal.jsonl", "measured.jsonl"):
         (other / name).write_bytes((rehearsed / name).read_bytes())
+    with pytest.raises(ValueError, match="run the stage rehearsal with cluster_policy_prompts"):
+        PPORun(ppo, Stage({**inputs, "rehearsal": other}, tmp_path))
     (other / "clusters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     with pytest.raises(ValueError, match="1 of 136 prompts have no cluster"):
         PPORun(ppo, Stage({**inputs, "rehearsal": other}, tmp_path))
