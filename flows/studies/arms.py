@@ -273,7 +273,7 @@ def margins_on_few_pairs(run: Run) -> None:
     for epochs in variants.MARGIN_EPOCHS:
         train = {"num_epochs": epochs}
         add_scorer(run, f"few_{epochs}", train=train)
-        for name, variant in variants.MARGINS.items():
+        for name, variant in variants.BOUNDS.items():
             config = with_changes(run.config.advantage_model, {"train": train, **variant.changes})
             role, label = f"advantage_{name}_{epochs}", f"{variant.label}, {epochs} epochs"
             add_advantage_model(run, role, config, f"pairs_few_{epochs}", label)

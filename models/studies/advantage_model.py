@@ -404,7 +404,7 @@ def margin_by_strength(run: SeedRun) -> SeedResult:
             REWARD: _calibrated(run, plain, gap),
             SCALED: _calibrated(run, plain, gap / temperature),
         }
-        for name, variant in variants.MARGINS.items():
+        for name, variant in variants.BOUNDS.items():
             role = f"advantage_{name}_{epochs}"
             rows[variant.label] = _calibrated(run, role, run.labelled_gaps(role).gap)
         for name, row in rows.items():

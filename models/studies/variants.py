@@ -195,7 +195,7 @@ REHEARSALS = {
     "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
 }
 # [AM footnote 3] Bounds of the Advantage Model, and the epochs on few pairs.
-MARGINS = {
+BOUNDS = {
     "constant": Variant("Advantage Model, m constant"),
     "by_strength": Variant("Advantage Model, m(x) by strength", {"margin_by": "strength"}),
 }

@@ -123,18 +123,21 @@ def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
 
 def test_the_page_says_how_much_would_hold_by_chance(tmp_path: Path) -> None:
     # Of parts in two seeds a quarter by chance, in three an eighth: 3/4 + 1/8; 1/4 + 1/8 exhibits.
-    two = {"a": [True, True], "b": [True, None], "c": [False, True]}
+    # A part that no seed tells cannot be shown.
+    two = {"a": [True, True], "b": [True, None], "c": [False, True], "d": [None, None]}
     cards = {
         "x": {**CARD, "checks": two},
         "y": {**CARD, "checks": {"a": [True] * 3}, "seeds": [2, 3, 4], "status": "held"},
     }
     words = (
-        "If every part of a claim tossed a coin in every seed, 0.9 of the 4 parts would be shown "
-        "by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits would be held, and 1 are."
+        "If every part of a claim tossed a coin in every seed, 0.9 of the 4 parts that some seed "
+        "tells would be shown by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits would "
+        "be held, and 1 are. Parts that ask for no difference, as those of the constants, are shown "
+        "more often than by a coin."
     )
     assert chance_line(cards) == words
     assert index_page(cards).endswith(f"\n\n{words}\n")
-    assert "| in part, 4 of 6, 1 cannot tell |" in all_tables({"x": cards["x"]})
+    assert "| in part, 4 of 8, 3 cannot tell |" in all_tables({"x": cards["x"]})
 
 
 def test_what_was_measured_in_an_earlier_world_says_so(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_what_was_kept_stays_until_it_is_run_again(
     assert "not held.svg" in page
     # Both parts in two seeds, none of them shown by both.
     words = chance_line(cards_below(tmp_path / "docs" / "papers"))
-    assert words.startswith(f"{TOSSED}, 0.5 of the 2 parts would be shown by all seeds by chance, ")
+    assert words.startswith(f"{TOSSED}, 0.5 of the 2 parts that some seed tells would be ")
     assert conclusions.read_text() == f"# What holds\n\n{words}\n\nMore.\n"
     kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
     assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
