@@ -131,9 +131,9 @@ def test_the_page_says_how_much_would_hold_by_chance(tmp_path: Path) -> None:
     }
     words = (
         "If every part of a claim tossed a coin in every seed, 0.9 of the 4 parts that some seed "
-        "tells would be shown by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits would "
-        "be held, and 1 are. Parts that ask for no difference, as those of the constants, are shown "
-        "more often than by a coin."
+        "tells would be shown by all seeds by chance, and 2 are; at most 0.4 of the 2 exhibits "
+        "would be held, and 1 are. Parts that ask for no difference, as those of the constants, "
+        "are shown more often than by a coin."
     )
     assert chance_line(cards) == words
     assert index_page(cards).endswith(f"\n\n{words}\n")
