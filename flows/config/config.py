@@ -430,6 +430,11 @@ def _margin_mistakes(config: RunConfig) -> Iterator[str]:
                 "on, so that strength is no log-odds; allowed with it: cross_fitted first, or "
                 "embedding_models"
             )
+        if by != "constant" and config.relabel.margin_scale > 0:
+            yield (
+                f"{path}.margin_by must be constant where relabel.margin_scale is above 0, found "
+                f"{by}: a margin in the ranking part moves what the bounds are calibrated to"
+            )
         is_told = noise == "none" or (noise == "posterior" and by == "label")
         if by != "constant" and not is_told:
             yield (

@@ -406,7 +406,10 @@ def noise_treatments(run: Run, noise: str) -> None:
     add(run, "strength_of_gold", STRENGTH, calibrated, member=["gold"], label="strength of gold")
     votes = {"recipe": "strength", "right": "strength_of_gold"}
     config = run.config.advantage_model
+    given = {"flip_rate": run.config.comparisons.flip_share}
     for name, variant in variants.NOISE_TREATMENTS.items():
+        if name in variants.AT_GIVEN_RATE:
+            variant = replace(variant, changes={**variant.changes, **given})
         vote = votes.get(name, "calibrated")
         add(run, f"pairs_{name}", RELABEL, treatment_of(run, variant), strength=vote)
         add_scorer_of_pairs(run, name)

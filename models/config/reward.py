@@ -129,8 +129,8 @@ class RelabelConfig(StageConfig):
     """Labels by how often they are wrong, of which a calibrated strength tells, in place of flips
     and smoothing. posterior: the likelier order, with its probability as label; unbiased: a label
     above 1, under which the mean loss over wrong labels is that of right ones, at one flip rate for
-    all pairs [Natarajan et al.; rDPO]; unbiased_by_pair: at a rate that rises as the vote gets
-    unsure"""
+    all pairs [Natarajan et al.; rDPO]; unbiased_by_pair: at rates that rise as the vote gets
+    unsure, of the mean flip_rate"""
     flip_rate: float | None = Field(None, ge=0, lt=0.5)
     """Share of labels that `noise` takes to be wrong; none: estimated from the strengths, as in the
     audit"""
@@ -156,6 +156,16 @@ class RelabelConfig(StageConfig):
             yield (f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}")
         if self.noise == "none" and self.flip_rate is not None:
             yield f"flip_rate must be none where noise is none, found {self.flip_rate:g}"
+        if self.noise == "unbiased_by_pair" and self.flip_rate is None:
+            yield (
+                "flip_rate must be given where noise is unbiased_by_pair, found none: the estimate "
+                "takes labels to be wrong whatever the pair"
+            )
+        if self.noise.startswith("unbiased") and self.rating_margins is not None:
+            yield (
+                f"rating_margins must be none where noise is {self.noise}, found "
+                f"{self.rating_margins}: a margin does not turn round with the label"
+            )
         others = [name for name, off in BY_LABEL_SEEN.items() if getattr(self, name) != off]
         if self.noise != "none" and others:
             off = ", ".join(f"{name}={json.dumps(BY_LABEL_SEEN[name])}" for name in others)
@@ -247,8 +257,9 @@ class EmbeddingModelConfig(EncoderConfig):
 MarginBy = Literal["constant", "label", "strength"]
 OF_MARGIN_BY = (
     "What m(x) is: margin; or 3/2 of the log-odds of the pair's label, within plus or minus "
-    "margin, so that scores are calibrated: by the label's probability (soft labels), or by the "
-    "strength, of voters that never saw the pair; then the vote decides and the label does not"
+    "margin, so that scores are calibrated up to sigmoid(2/3 margin): by the label's probability "
+    "(soft labels), or by the strength, of voters that never saw the pair; then the vote decides "
+    "and the label does not"
 )
 
 
@@ -400,6 +411,11 @@ class AdvantageModelConfig(PairLossConfig):
             yield (
                 "num_policies must be above 1 where use_importance_weights is set, found "
                 f"{self.num_policies:g}: weights have a mean of 1"
+            )
+        if self.use_importance_weights and self.margin_by != "constant":
+            yield (
+                "margin_by must be constant where use_importance_weights is set, found "
+                f"{self.margin_by}: weighed advantages have wider gaps than what is ranked"
             )
 
 

@@ -10,11 +10,14 @@ Deviations
 3. As printed, [AM eq. 8] takes r(x, y) itself for the sample of each policy's expected reward. So r
    has the coefficient 1 - sum_k ratio_k / N, which turns negative where the ratios are large, and
    whoever scores an answer without its ratios has another score than was trained.
-   `leave_one_out_advantages` takes the pair's other response, with self-normalised weights: an
-   estimate of the same expectation, which leaves r - e as the one score.
+   `leave_one_out_advantages` takes the pair's other response, with self-normalised weights, and
+   leaves r - e as the one score. Over both responses of pairs that are drawn from the mixture it
+   estimates the same expectation where ratios are of whole responses; ratios a token, or clipped,
+   leave it nearer to the mixture's mean.
 4. m(x) is a constant in the paper's experiments; how to choose it is left open [AM footnote 3].
    With a constant the optimum is not calibrated: m = 2.5 turns a probability of .9 into .783.
-   `calibrated_margin` is the m(x) whose optimum is.
+   `calibrated_margin` is the m(x) whose optimum is. With it a pair labelled either way has the
+   same gradient: what is learned is the log-odds that m(x) is made of.
 5. [AM eq. 6] knows certain labels. With a soft label p the loss is its expectation over which
    response is the better one: p times that of the pair, 1 - p times that of the swapped pair,
    bounds included. A ranking margin changes the ranking part only.
@@ -106,19 +109,20 @@ def leave_one_out_advantages(
 ) -> Tensor:
     """[AM eq. 8] with each response's baseline estimated from the pair's other response j.
 
-    a_i = r_i - (1 - W_j / N) e - W_j / N r_j. At weights of 1, W = K, the coefficient of e is the
-    printed (N - K) / N. The baseline is no function of y_i, and r_j is held fixed in it, as in
-    leave-one-out baselines of REINFORCE [Kool et al. 2019].
+    a_i = r_i - (1 - W_j / N) e - W_j / N r_j = (r_i - e) - W_j / N (r_j - e). At weights of 1, W =
+    K, the coefficient of e is the printed (N - K) / N. r_j - e is held fixed, as in leave-one-out
+    baselines of REINFORCE [Kool et al. 2019]: r and e can still rise together at no cost, and
+    nothing else moves them together.
 
-    rewards, expected: (B, 2), r and e of both responses of a pair, logits.
+    rewards, expected: (B, 2), r and e of both responses of a pair, logits; e is of their prompt.
     weight_sums: (B, 2), W = K times `mixture_weights`, each below N (`require_enough_policies`).
     Returns (B, 2), logits. Raises ShapeError for other shapes.
     """
     require_shape(
         "leave_one_out_advantages", 2, rewards=rewards, expected=expected, weight_sums=weight_sums
     )
-    share = weight_sums.flip(1) / num_policies
-    return rewards - (1 - share) * expected - share * rewards.detach().flip(1)
+    scores = rewards - expected
+    return scores - weight_sums.flip(1) / num_policies * scores.detach().flip(1)
 
 
 def require_enough_policies(weight_sums: Tensor, num_policies: float) -> None:

@@ -25,7 +25,9 @@ strength [M: noise grows towards the boundary]. Voters know a part of it: the me
 is how often they miss the label, and not below the share of wrong labels. What is above it is the
 voters' ignorance, and taken out in proportion: rho(s) = w sigmoid(-|s|) / mean sigmoid(-|s|). The
 level is w's, the strength gives the shape. That the shape is so is an assumption: of labels that
-are wrong whatever the pair the rate is w for all.
+are wrong whatever the pair the rate is w for all. So w must come from elsewhere: an estimate that
+takes labels to be wrong whatever the pair counts those that are wrong near the boundary as errors
+of the vote.
 
 Deviations
 1. Rates are bounded. A corrected label has the variance rho (1 - rho) / (1 - 2 rho)^2 about the

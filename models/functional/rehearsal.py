@@ -65,8 +65,7 @@ def cluster_risk(
     """What a policy has lost of each cluster's rehearsed responses, never below 0.
 
     risk_c = max(0, sum_{i in c} (nll_i - reference_nll_i) / tokens of c): the rise of the mean
-    NLL a token, the same mean as `nll_loss`. It is taken over all responses of the cluster, so
-    that it has no sampling noise to smooth.
+    NLL a token, the same mean as `nll_loss`.
 
     nll, reference_nll: (N,), nats, sums over a response's tokens, under the policy and under the
     one that wrote it. num_tokens: (N,) long, above 0. cluster: (N,) long in [0, num_clusters).
@@ -88,10 +87,10 @@ def cluster_risk(
 def risk_weights(risk: Tensor, sizes: Tensor, floor: float) -> Tensor:
     """Weights of clusters, in proportion to their risk, with mean 1 over all examples.
 
-    w_c = (floor + risk_c) / (floor + sum_c n_c risk_c / sum_c n_c). With these weights the NLL has,
-    up to its scale, the gradient of sum_c n_c (floor risk_c + risk_c^2 / 2), as above 0 the risk is
-    the NLL but for a constant: uniform rehearsal's loss while risks are far below the floor, and
-    beyond it one that holds down their squares. Where all risks are equal, 0 for one, all weights
+    w_c = (floor + risk_c) / (floor + sum_c n_c risk_c / sum_c n_c). The clusters' NLL weighed so
+    has, up to its scale, the gradient of sum_c n_c (floor risk_c + risk_c^2 / 2), if risk is the
+    rise of the same NLL: uniform rehearsal's loss while risks are far below the floor, and beyond
+    it one that holds down their squares. Where all risks are equal, 0 for one, all weights
     are 1; none is below floor / (floor + mean risk), so that no cluster is left out.
 
     risk: (C,), nats a token, not negative. sizes: (C,) long, n_c, examples of each cluster, at

@@ -106,10 +106,8 @@ def next_best(
 
     ranked_by: (N,), higher is better. clusters: (N,). best: indices.
     """
-    left = torch.ones_like(clusters, dtype=torch.bool)
-    left[list(best)] = False
-    others = left.nonzero()[:, 0]
-    further = others[top_k_per_cluster(ranked_by[others], clusters[others], per_cluster)].tolist()
+    ranked, kept = top_k_per_cluster(ranked_by, clusters, 2 * per_cluster).tolist(), set(best)
+    further = [index for index in ranked if index not in kept]
     of_further = set(clusters[further].tolist())
     return sorted([*further, *(index for index in best if int(clusters[index]) not in of_further)])
 

@@ -197,7 +197,9 @@ REHEARSALS = {
 # [AM footnote 3] Bounds of the Advantage Model, and the epochs on few pairs.
 BOUNDS = {
     "constant": Variant("Advantage Model, m constant"),
-    "by_strength": Variant("Advantage Model, m(x) by strength", {"margin_by": "strength"}),
+    "by_strength": Variant(
+        "Advantage Model, m(x) by strength", {"margin_by": "strength", "margin": 7.0}
+    ),
 }
 MARGIN_EPOCHS = (1, 4)
 # About as many pairs to train on as FEW_PAIRS, of the recipe's prompts.
@@ -261,9 +263,15 @@ NOISE_TREATMENTS = {
     "unbiased_high": Variant(
         "unbiased, the rate's upper end", {"noise": "unbiased", "flip_rate_at": "high"}
     ),
-    "unbiased_by_pair": Variant("unbiased, a rate by pair", {"noise": "unbiased_by_pair"}),
+    "unbiased_given": Variant("unbiased, the world's rate", {"noise": "unbiased"}),
+    "unbiased_by_pair": Variant(
+        "unbiased, rates by pair, of the world's mean", {"noise": "unbiased_by_pair"}
+    ),
     "right": Variant("right labels", {"flip_below": 0.0}),
 }
+# At the share of the clear labels that the world turns round, which no estimate finds where it goes
+# by difficulty.
+AT_GIVEN_RATE = ("unbiased_given", "unbiased_by_pair")
 
 
 @dataclass(frozen=True)

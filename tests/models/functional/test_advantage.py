@@ -151,15 +151,20 @@ def test_leave_one_out_by_hand() -> None:
     assert advantages[0].tolist() == pytest.approx([1.75, -3.75], abs=1e-12)
     advantages.sum().backward()
     assert rewards.grad is not None and rewards.grad.tolist() == [[1.0, 1.0]]
-    assert expected.grad is not None and expected.grad.tolist() == [[-0.75, -0.25]]
+    assert expected.grad is not None and expected.grad.tolist() == [[-1.0, -1.0]]
 
 
 def test_leave_one_out_does_not_depend_on_where_rewards_begin() -> None:
-    rewards, expected = torch.randn(2, 5, 2, dtype=F64)
+    rewards, expected = torch.randn(5, 2, dtype=F64), torch.randn(5, 1, dtype=F64).expand(5, 2)
     sums = 3 * torch.rand(5, 2, dtype=F64)
     one = leave_one_out_advantages(rewards, expected, sums, 4.0)
     other = leave_one_out_advantages(rewards + 7, expected + 7, sums, 4.0)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    # Nor does the loss push them: along a shift of both there is no gradient.
+    shift = torch.zeros((), dtype=F64, requires_grad=True)
+    moved = leave_one_out_advantages(rewards + shift, expected + shift, sums, 4.0)
+    advantage_loss(rewards[:, 0], rewards[:, 1], bounded=(moved[:, 0], moved[:, 1]))[0].backward()
+    assert shift.grad is not None and abs(float(shift.grad)) < 1e-12
     # As N grows, it is r - e.
     far = leave_one_out_advantages(rewards, expected, sums, 1e15)
     torch.testing.assert_close(far, rewards - expected, rtol=0, atol=1e-12)

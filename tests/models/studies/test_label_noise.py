@@ -73,6 +73,8 @@ def test_a_rate_by_pair_is_held_against_one_rate(run: Run) -> None:
     assert len(further) == 4 and all(further.values())
     assert not any(
         shown
-        for words, shown in label_noise_by_difficulty(run(_roles({"unbiased"}))).checks.items()
+        for words, shown in label_noise_by_difficulty(
+            run(_roles({"unbiased_given"}))
+        ).checks.items()
         if words in further
     )
