@@ -267,12 +267,18 @@ def epochs_on_few_pairs(run: Run) -> None:
 
 
 def margins_on_few_pairs(run: Run) -> None:
-    """Both scorers on about a thousand pairs, most being held out, and the Advantage Model with
-    bounds by the vote of reward models that were trained on the other half of these pairs."""
+    """Both scorers on about a thousand pairs, most being held out, the Advantage Model with bounds
+    by the vote of reward models that were trained on the other half of these pairs, and a reward
+    model that learns from the same vote, as posterior labels."""
     run = changed(run, variants.MOST_HELD_OUT | {"ensemble": {"votes": ["cross_fitted"]}})
+    add_strength(run)
+    add_calibrated_vote(run)
+    posterior = with_changes(AS_GIVEN, {"noise": "posterior"})
     for epochs in variants.MARGIN_EPOCHS:
         train = {"num_epochs": epochs}
         add_scorer(run, f"few_{epochs}", train=train)
+        add(run, f"pairs_posterior_{epochs}", RELABEL, posterior, strength="calibrated")
+        add_scorer_of_pairs(run, f"posterior_{epochs}", train=train)
         for name, variant in variants.BOUNDS.items():
             config = with_changes(run.config.advantage_model, {"train": train, **variant.changes})
             role, label = f"advantage_{name}_{epochs}", f"{variant.label}, {epochs} epochs"

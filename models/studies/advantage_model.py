@@ -77,6 +77,7 @@ WEIGHED = {
     WEIGHTS: "scorer_weighed",
     PRINTED: "scorer_printed",
 }
+POSTERIOR = "reward model, posterior labels of the vote"
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
@@ -390,19 +391,21 @@ def calibration(run: SeedRun) -> SeedResult:
 def margin_by_strength(run: SeedRun) -> SeedResult:
     """Calibration error with m constant and by the pair's strength, of about a thousand pairs.
 
-    The strength is the vote of reward models that were trained on the other half of the same pairs.
-    Controls: the reward model, and the reward model with the temperature that makes the validation
-    labels likeliest.
+    The strength is the vote of reward models that were trained on the other half of the same pairs,
+    and what an Advantage Model with such bounds learns is this vote. Controls: a reward model that
+    learns from it too, by posterior labels; the reward model; and the reward model with the
+    temperature that makes the validation labels likeliest.
     """
     table: Rows = {}
     by_name: dict[str, list[dict[str, float]]] = {}
     for epochs in variants.MARGIN_EPOCHS:
-        plain = f"scorer_few_{epochs}"
+        plain, taught = f"scorer_few_{epochs}", f"scorer_posterior_{epochs}"
         gap = run.labelled_gaps(plain).gap
         temperature = likeliest_temperature(run.validation_gap(plain))
         rows = {
             REWARD: _calibrated(run, plain, gap),
             SCALED: _calibrated(run, plain, gap / temperature),
+            POSTERIOR: _calibrated(run, taught, run.labelled_gaps(taught).gap),
         }
         for name, variant in variants.BOUNDS.items():
             role = f"advantage_{name}_{epochs}"
@@ -410,7 +413,7 @@ def margin_by_strength(run: SeedRun) -> SeedResult:
         for name, row in rows.items():
             table[f"{name}, {'1 epoch' if epochs == 1 else f'{epochs} epochs'}"] = row
             by_name.setdefault(name, []).append(row)
-    _, scaled, constant, ours = by_name.values()
+    _, scaled, posterior, constant, ours = by_name.values()
 
     def is_less(others: Sequence[Mapping[str, float]]) -> bool:
         return all(a[ECE_GIVEN] < b[ECE_GIVEN] for a, b in zip(ours, others, strict=True))
@@ -418,6 +421,7 @@ def margin_by_strength(run: SeedRun) -> SeedResult:
     checks = {
         "it is better calibrated than with a constant": is_less(constant),
         "it is better calibrated than a scaled reward model": is_less(scaled),
+        "it is better calibrated than a reward model of the same vote": is_less(posterior),
         "it is at most half a point less accurate than with a constant": all(
             accuracy_of(a) >= accuracy_of(b) - MAX_POINTS_LOST
             for a, b in zip(ours, constant, strict=True)
