@@ -18,6 +18,7 @@ from trimtab.models.studies.advantage_model import (
     figure_4,
     figure_5,
     importance_weights,
+    margin_by_strength,
     rehearsal,
     rehearsal_criteria,
     rehearsal_risk,
@@ -26,6 +27,7 @@ from trimtab.models.studies.advantage_model import (
 from trimtab.models.studies.results import Verdict
 from trimtab.models.studies.variants import (
     EPOCHS,
+    MARGIN_EPOCHS,
     REHEARSAL_KL_COEFS,
     REHEARSALS,
     RISK_KL_COEFS,
@@ -164,6 +166,29 @@ def test_calibration_is_compared_where_the_reward_model_is_overconfident(run: Ru
     humble = {f"scorer_epochs_{n}": _confident(1.0, 15) for n in EPOCHS}
     nothing = calibration(run({"preferences": preferences, **humble, **ours}))
     assert list(nothing.checks.values()) == [False, None, None, None, None]
+
+
+def test_bounds_by_strength_are_held_against_a_constant_and_against_the_vote(run: Run) -> None:
+    preferences = {"test.jsonl": [pair(f"e{n}") for n in range(20)]}
+
+    def roles(**gaps: float) -> dict[str, Any]:
+        """Fifteen of twenty are right, as a gap of ln 3 says."""
+        return {"preferences": preferences} | {
+            f"{name}_{epochs}": _confident(gap, 15)
+            for name, gap in gaps.items()
+            for epochs in MARGIN_EPOCHS
+        }
+
+    others = {"scorer_few": 3.0, "scorer_posterior": 2.0, "advantage_constant": 0.5}
+    reading = margin_by_strength(run(roles(**others, advantage_by_strength=math.log(3))))
+    # A temperature makes the reward model as right about itself, but for rounding.
+    better = [shown for words, shown in reading.checks.items() if "scaled" not in words]
+    assert better == [True] * 3
+    assert len(reading.table) == 10 and len(reading.plots) == 2
+    row = reading.table["Advantage Model, m(x) by strength, 4 epochs"]
+    assert row["calibration error, given labels"] == pytest.approx(0.0, abs=1e-6)
+    worse = margin_by_strength(run(roles(**others, advantage_by_strength=-9.0)))
+    assert set(worse.checks.values()) == {False}
 
 
 def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
