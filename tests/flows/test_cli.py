@@ -224,7 +224,10 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
         ("trimtab run smoke --flow ", list(cli.FLOWS)),
         ("trimtab run smoke --flow compare --arms ", list(ARMS)),
         ("trimtab run smoke --dry", ["--dry-run"]),
-        ("trimtab run smoke ppo.kl", ["ppo.kl_coef=", "ppo.kl_target=", "ppo.kl_horizon="]),
+        (
+            "trimtab run smoke ppo.kl",
+            ["ppo.kl_coef=", "ppo.kl_target=", "ppo.kl_horizon=", "ppo.kl_weights="],
+        ),
         ("trimtab run smoke --dry-run sft.train.zero.", ["stage=", "offload="]),
         ("trimtab study part-2 figure-3 --scale ", list(RECIPES)),
     ],
