@@ -30,6 +30,7 @@ def test_pairs_of_one_prompt_take_the_loss_of_each_by_hand(smoke_config: Any) ->
     loss, _ = advantage_of_pairs(
         smoke_config.advantage_model.model_copy(update={"margin": 2.5}),
         None,
+        None,
         torch.tensor([1.0, 0.0, -1.0]),
         torch.zeros(3),
         compared,
