@@ -275,8 +275,7 @@ class RunConfig(StageConfig):
             _scorer_mistakes,
             _pair_mistakes,
             _label_mistakes,
-            _margin_mistakes,
-            _noise_mistakes,
+            _vote_mistakes,
             _arm_mistakes,
         )
         _refuse(mistake for check in checks for mistake in check(self))
@@ -415,46 +414,38 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _margin_mistakes(config: RunConfig) -> Iterator[str]:
-    """Bounds by a vote that is no log-odds, or by labels that are no probabilities."""
+def _vote_mistakes(config: RunConfig) -> Iterator[str]:
+    """Settings that read the vote, or labels made of it, as log-odds where they are none."""
     noise = config.relabel.noise
-    for path, scorer in (
-        ("advantage_model", config.advantage_model),
-        ("rounds.meta_rm", config.rounds.meta_rm),
-    ):
-        by = scorer.margin_by
-        if by == "strength" and config.ensemble.votes[0] == "in_sample":
-            yield (
-                f"{path}.margin_by must be constant or label where the first of ensemble.votes is "
-                "in_sample, found strength: voters know by heart the pairs that they were trained "
-                "on, so that strength is no log-odds; allowed with it: cross_fitted first, or "
-                "embedding_models"
-            )
-        if by != "constant" and config.relabel.margin_scale > 0:
-            yield (
-                f"{path}.margin_by must be constant where relabel.margin_scale is above 0, found "
-                f"{by}: a margin in the ranking part moves what the bounds are calibrated to"
-            )
-        is_told = noise == "none" or (noise == "posterior" and by == "label")
-        if by != "constant" and not is_told:
-            yield (
-                f"{path}.margin_by must be constant where relabel.noise is {noise}, found {by}; "
-                "allowed with noise: label where it is posterior, as labels are probabilities then"
-            )
-
-
-def _noise_mistakes(config: RunConfig) -> Iterator[str]:
-    """A noise posterior without a vote that can be calibrated, or beside other rates of noise."""
-    noise = config.relabel.noise
-    if noise == "none":
-        return
+    by = {
+        "advantage_model.margin_by": config.advantage_model.margin_by,
+        "rounds.meta_rm.margin_by": config.rounds.meta_rm.margin_by,
+    }
+    read = {path: "strength" for path, value in by.items() if value == "strength"}
+    if noise != "none":
+        read["relabel.noise"] = noise
     if config.ensemble.votes[0] == "in_sample":
-        yield (
-            "relabel.noise must be none where in_sample is first in ensemble.votes, found "
-            f"{noise}: members that were trained on a label know it by heart; allowed: "
-            "cross_fitted first, or embedding_models"
-        )
-    if config.dpo.label_smoothing > 0:
+        for path, value in read.items():
+            allowed = "none" if path == "relabel.noise" else "constant or label"
+            yield (
+                f"{path} must be {allowed} where in_sample is first in ensemble.votes, found "
+                f"{value}: members that were trained on a label know it by heart; allowed: "
+                "cross_fitted first, or embedding_models"
+            )
+    for path, value in by.items():
+        if value == "constant":
+            continue
+        if config.relabel.margin_scale > 0:
+            yield (
+                f"{path} must be constant where relabel.margin_scale is above 0, found {value}: a "
+                "margin in the ranking part moves what the bounds are calibrated to"
+            )
+        if noise != "none" and (noise, value) != ("posterior", "label"):
+            yield (
+                f"{path} must be constant where relabel.noise is {noise}, found {value}; allowed "
+                "with noise: label where it is posterior, as labels are probabilities then"
+            )
+    if noise != "none" and config.dpo.label_smoothing > 0:
         yield (
             f"dpo.label_smoothing must be 0 where relabel.noise is {noise}, found "
             f"{config.dpo.label_smoothing:g}: both are made of how often labels are wrong, and the "
@@ -483,7 +474,7 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
     if unrehearsed:
         yield (
             "ppo.kl_weights must be uniform for arms of PPO that do not rehearse, found risk for "
-            f"{', '.join(unrehearsed)}: what an arm loses is measured on rehearsed answers"
+            f"{', '.join(unrehearsed)}: the stage rehearsal samples what risk is measured on"
         )
     if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
         yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"

@@ -111,8 +111,8 @@ def leave_one_out_advantages(
 
     a_i = r_i - (1 - W_j / N) e - W_j / N r_j = (r_i - e) - W_j / N (r_j - e). At weights of 1, W =
     K, the coefficient of e is the printed (N - K) / N. r_j - e is held fixed, as in leave-one-out
-    baselines of REINFORCE [Kool et al. 2019]: r and e can still rise together at no cost, and
-    nothing else moves them together.
+    baselines of REINFORCE [Kool et al. 2019]. A shift of both r and e changes no advantage and has
+    no gradient.
 
     rewards, expected: (B, 2), r and e of both responses of a pair, logits; e is of their prompt.
     weight_sums: (B, 2), W = K times `mixture_weights`, each below N (`require_enough_policies`).

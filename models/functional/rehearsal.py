@@ -62,7 +62,7 @@ def top_k_per_cluster(scores: Tensor, cluster: Tensor, k: int) -> Tensor:
 def cluster_risk(
     nll: Tensor, reference_nll: Tensor, num_tokens: Tensor, cluster: Tensor, num_clusters: int
 ) -> Tensor:
-    """What a policy has lost of each cluster's rehearsed responses, never below 0.
+    """What a policy has lost of the responses of each cluster, never below 0.
 
     risk_c = max(0, sum_{i in c} (nll_i - reference_nll_i) / tokens of c): the rise of the mean
     NLL a token, the same mean as `nll_loss`.

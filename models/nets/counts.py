@@ -210,8 +210,8 @@ def nll_batch_sizes(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> di
 
 
 def risk_passes(config: PPOConfig, counted: PPOCounts, has_rehearsal: bool) -> int:
-    """Passes of all rehearsed answers by which PPO measures what is lost of them: one of the
-    reference, then one of the policy every so many steps; 0 where no weight follows it."""
+    """Passes of all measured answers by which PPO measures risk: one of the reference, then one of
+    the policy every so many steps; 0 where no weight follows it."""
     draws = config.rehearsal_weights == "risk" and config.rehearsal_coef > 0
     if not has_rehearsal or not (draws or config.kl_weights == "risk"):
         return 0

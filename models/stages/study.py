@@ -16,6 +16,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     label_noise,
     part_one,
     part_two,
+    rehearsal,
     rlaif,
     rounds,
 )

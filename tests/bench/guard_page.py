@@ -67,11 +67,20 @@ class Measured:
 
     def _readings(self, end: int) -> dict[str, float]:
         """Those of the guard, and what it does not look at."""
-        row = self.row
-        start, now = row["entropy"][:WINDOW], row["entropy"][end - WINDOW : end]
-        beside = {name: row[name][end - WINDOW] for name in ("category_fall", "category_gap")}
-        read = readings(self.history[:end], WINDOW)
-        return {**read, **beside, "entropy": float(np.mean(now) / np.mean(start))}
+        row, read = self.row, readings(self.history[:end], WINDOW)
+
+        def mean(name: str, start: int = end - WINDOW) -> float:
+            return float(np.mean(row[name][start : start + WINDOW]))
+
+        gain = mean("held_out_score") - mean("held_out_score", 0)
+        return {
+            **read,
+            **{name: row[name][end - WINDOW] for name in ("category_fall", "category_gap")},
+            "entropy": mean("entropy") / mean("entropy", 0),
+            "unconfirmed_gain": read["score_gain"] - gain / mean("held_out_std", 0),
+            "agreement": mean("held_out_agreement"),
+            "disagreement": mean("held_out_disagreement") / mean("held_out_disagreement", 0),
+        }
 
     def fallen_at(self, fall: float = FALL) -> int | None:
         """The first step at which mean gold over a window lies `fall` below its highest so far."""

@@ -99,6 +99,74 @@ def test_noise_is_taken_out_once() -> None:
         _smoke(*noise, "dpo.label_smoothing=0.1")
 
 
+CROSS_FITTED = 'ensemble.votes=["cross_fitted"]'
+NOISE = 'relabel={"noise":"%s","flip_below":null}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            ["advantage_model.margin_by=strength"],
+            "advantage_model.margin_by must be constant or label where in_sample is first",
+        ),
+        (
+            ["rounds.meta_rm.margin_by=label", "relabel.margin_scale=0.5"],
+            "rounds.meta_rm.margin_by must be constant where relabel.margin_scale is above 0",
+        ),
+        (
+            [CROSS_FITTED, NOISE % "posterior", "advantage_model.margin_by=strength"],
+            "margin_by must be constant where relabel.noise is posterior, found strength",
+        ),
+        (
+            [CROSS_FITTED, NOISE % "unbiased", "advantage_model.margin_by=label"],
+            "margin_by must be constant where relabel.noise is unbiased, found label",
+        ),
+        (
+            ["advantage_model.use_importance_weights=true", "advantage_model.margin_by=label"],
+            "margin_by must be constant where use_importance_weights is set, found label",
+        ),
+        (
+            ["advantage_model.use_importance_weights=true", "advantage_model.num_policies=1"],
+            "num_policies must be above 1 where use_importance_weights is set, found 1",
+        ),
+        ([NOISE % "unbiased_by_pair"], "flip_rate must be given where noise is unbiased_by_pair"),
+        (["relabel.flip_rate=0.1"], "flip_rate must be none where noise is none, found 0.1"),
+        (
+            ['relabel={"noise":"unbiased","flip_below":null,"rating_margins":[0,1,1,1]}'],
+            "rating_margins must be none where noise is unbiased",
+        ),
+        (
+            ["ppo.rehearsal_weights=risk", "ppo.rehearsal_coef=0"],
+            "rehearsal_coef must be above 0 where rehearsal_weights is risk",
+        ),
+        (
+            ['arms=["full"]', "ppo.kl_weights=risk", "ppo.kl_coef=0"],
+            "kl_coef must be above 0 where kl_weights is risk",
+        ),
+        (
+            ["ppo.guard.max_held_out_fall=0.5"],
+            "num_held_out must be above 0 where max_held_out_fall is given",
+        ),
+        (
+            ['arms=["vanilla"]', 'ppo.guard={"max_held_out_fall":0.5,"num_held_out":1}'],
+            "max_held_out_fall must be none for the arm vanilla where ensemble.size is 2",
+        ),
+    ],
+)
+def test_settings_that_undo_each_other_are_refused(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _smoke(*settings)
+    assert told in str(error.value)
+
+
+def test_labels_that_are_probabilities_may_bound_scores() -> None:
+    by_label = _smoke(CROSS_FITTED, NOISE % "posterior", "advantage_model.margin_by=label")
+    assert by_label.advantage_model.margin_by == "label"
+    watched = 'ppo.guard={"max_held_out_fall":0.5,"num_held_out":1}'
+    assert _smoke('arms=["full"]', watched).ppo.guard.max_held_out_fall == 0.5
+
+
 def test_scorers_of_another_base_have_its_layers_and_leave_the_policy_alone() -> None:
     other = 'scorer_base={"model": {"hidden_size": 48, "num_layers": 3, "num_heads": 2}}'
     upper = "reward_model.train.trainable_layers"

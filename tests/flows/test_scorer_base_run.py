@@ -6,28 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoTokenizer
 
 from tests.flows.command import trimtab
-from tests.models.judge.tiny import tiny_tokenizer
+from tests.models.judge.tiny import save_tiny_neox
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 def test_every_stage_takes_scorers_that_read_bytes(home: Path, tmp_path: Path) -> None:
-    config = GPTNeoXConfig(
-        vocab_size=258,
-        hidden_size=24,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        pad_token_id=1,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "bytes")
-    tiny_tokenizer().save_pretrained(tmp_path / "bytes")
+    save_tiny_neox(tmp_path / "bytes")
     base = {
         "model": {"base": str(tmp_path / "bytes"), "max_length": 256},
         "train": {"learning_rate": 1e-3, "batch_size": 64},

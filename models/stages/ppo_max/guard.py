@@ -83,14 +83,13 @@ def readings(history: History, window: int) -> dict[str, float]:
 
     history: the monitors of at least `window` steps. `kl`: nats a response. `length`: over that at
     the start. `perplexity`: less 1, over that at the start. `score_gain`: since the start, in
-    spreads of the start's responses. Where held-out scorers score, too: `held_out_gain`, likewise;
-    `held_out_fall`, from its highest so far; `unconfirmed_gain`, what the score gained beyond it;
-    `agreement`; `disagreement`, over that at the start.
+    spreads of the start's responses. Where held-out scorers score, too: `held_out_fall`, of their
+    score from its highest so far, likewise.
     """
     start, now = history[:window], history[-window:]
 
     def ratio(name: str, floor: float = 0.0) -> float:
-        return (_mean(now, name) - floor) / max(_mean(start, name) - floor, TINY)
+        return (_mean(now, name) - floor + TINY) / (_mean(start, name) - floor + TINY)
 
     score_gain = (_mean(now, "score") - _mean(start, "score")) / max(
         _mean(start, "score_std"), TINY
@@ -106,14 +105,7 @@ def readings(history: History, window: int) -> dict[str, float]:
     sums = [0.0, *accumulate(row["held_out_score"] for row in history)]
     means = [(b - a) / window for a, b in zip(sums, sums[window:], strict=False)]
     spread = max(_mean(start, "held_out_std"), TINY)
-    gain = (means[-1] - means[0]) / spread
-    return read | {
-        "held_out_gain": gain,
-        "held_out_fall": (max(means) - means[-1]) / spread,
-        "unconfirmed_gain": score_gain - gain,
-        "agreement": _mean(now, "held_out_agreement"),
-        "disagreement": ratio("held_out_disagreement"),
-    }
+    return read | {"held_out_fall": (max(means) - means[-1]) / spread}
 
 
 def _mean(rows: History, name: str) -> float:

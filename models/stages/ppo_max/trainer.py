@@ -77,8 +77,8 @@ class PPORun:
         self.config, self.stage = config, stage
         if config.kl_weights == "risk" and "rehearsal" not in stage.inputs:
             raise ValueError(
-                "kl_weights must be uniform without the input rehearsal, found risk: what an arm "
-                "loses is measured on rehearsed answers"
+                "kl_weights must be uniform without the input rehearsal, found risk: it holds the "
+                "answers on which risk is measured"
             )
         inputs, start = stage.inputs, stage.inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
@@ -146,7 +146,7 @@ class PPORun:
 
     def _nll_terms(self) -> tuple[list[NLLTerm], RehearsalRisk | None]:
         """The rehearsal and PPO-ptx terms that are added to the policy's loss, and the measurement
-        of what is lost of rehearsed answers, if any weights follow it."""
+        of risk, if any weights follow it."""
         config, nll_terms, risk = self.config, [], None
         has_rehearsal = "rehearsal" in self.stage.inputs
         drawn = counts.nll_batch_sizes(config, has_rehearsal)

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -53,5 +59,25 @@ def tiny_model(context: int = 6000) -> LlamaForCausalLM:
 def save_tiny(folder: Path) -> Path:
     """The same as a `save_pretrained` folder."""
     tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_tiny_neox(folder: Path) -> Path:
+    """A folder with a model of another family and of three layers, that reads bytes too."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=258,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        pad_token_id=1,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -169,13 +169,13 @@ def _held_out(held_out: float, score: float = 0.0) -> dict[str, float]:
 def test_readings_by_hand() -> None:
     """Windows of two: means 1, 3, 4, 2.5 of held-out scores whose spread at the start is 2."""
     steps = [
-        {**_held_out(held_out, score), "held_out_disagreement": disagreement, "perplexity": 1 + p}
-        for held_out, score, disagreement, p in [
-            (0.0, 0.0, 1.0, 1.0),
-            (2.0, 1.0, 1.0, 1.0),
-            (4.0, 2.0, 2.0, 0.5),
-            (4.0, 3.0, 2.0, 0.5),
-            (1.0, 4.0, 3.0, 0.1),
+        {**_held_out(held_out, score), "perplexity": 1 + p}
+        for held_out, score, p in [
+            (0.0, 0.0, 1.0),
+            (2.0, 1.0, 1.0),
+            (4.0, 2.0, 0.5),
+            (4.0, 3.0, 0.5),
+            (1.0, 4.0, 0.1),
         ]
     ]
     read = readings(steps, 2)
@@ -185,15 +185,17 @@ def test_readings_by_hand() -> None:
             "length": 1.0,
             "perplexity": 0.3,  # (.5 + .1) / 2 over 1
             "score_gain": (3.5 - 0.5) / 0.5,
-            "held_out_gain": (2.5 - 1.0) / 2.0,
             "held_out_fall": (4.0 - 2.5) / 2.0,
-            "unconfirmed_gain": 6.0 - 0.75,
-            "agreement": 0.9,
-            "disagreement": 2.5,
         }
     )
     plain = [{name: row[name] for name in _row(0.0, 1.0, 2.0)} for row in steps]
     assert readings(plain, 2).keys() == {"kl", "length", "perplexity", "score_gain"}
+
+
+def test_a_policy_that_is_sure_from_the_start_does_not_narrow() -> None:
+    """Perplexity 1 throughout: longer responses of a higher score are no hacking by themselves."""
+    steps = [_row(0.0, 10.0, 1.0)] * 2 + [_row(1.0, 16.0, 1.0)] * 2
+    assert collapse_reason(steps, CollapseConfig(window=2)) is None
 
 
 def test_guard_names_what_held_out_scorers_do_not_confirm() -> None:

@@ -11,12 +11,10 @@ import torch
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
 )
 
 from tests.models.conftest import run_stage
-from tests.models.judge.tiny import tiny_tokenizer
+from tests.models.judge.tiny import save_tiny_neox
 from trimtab.models.config.policy import ScorersConfig
 from trimtab.models.config.training import ModelConfig, SFTConfig
 from trimtab.models.data.records import read_rows
@@ -32,22 +30,7 @@ BATCH = list(range(16))
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
     """A language model of three layers that reads bytes, as an SFT stage hands it on."""
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=258,
-        hidden_size=24,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        pad_token_id=1,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    folder = tmp_path_factory.mktemp("bytes")
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    folder = save_tiny_neox(tmp_path_factory.mktemp("bytes"))
     sft = SFTConfig(model=ModelConfig(base=str(folder)), fine_tune=False)
     return run_stage("sft", sft, tmp_path_factory.mktemp("scorer_base"), data=world)
 
