@@ -9,10 +9,15 @@ from functools import partial
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
-from trimtab.flows.config.names import RunName, name_run_over_seeds
-from trimtab.flows.config.over_seeds import SEEDS, Seeds, find_exhibits
+from trimtab.flows.config.over_seeds import (
+    SEEDS,
+    Seeds,
+    find_exhibits,
+    study_config,
+    study_name,
+)
 from trimtab.flows.config.overrides import RunChanges, apply_changes, format_overrides
-from trimtab.flows.config.recipes import RecipeName, recipe_named
+from trimtab.flows.config.recipes import RecipeName
 from trimtab.flows.pipeline.run import Future, Run, SharedRun
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import report_about, require_startable, tracked_flow
@@ -26,11 +31,6 @@ from trimtab.models.studies.registry import Exhibit, ExhibitName, Paper
 from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
-
-
-def _study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName:
-    """`study-<paper>-<exhibit>-<scale>`, then whatever is not the default."""
-    return name_run_over_seeds(config, f"study-{subject}", {"seeds": [*seeds]}, {"seeds": SEEDS})
 
 
 @flow(name="study", subject="{paper}-{exhibit}")
@@ -54,12 +54,12 @@ def study(
         changes: Settings to change; empty fields keep the recipe's values
     """
     exhibits = find_exhibits(paper, exhibit, seeds)
-    config = apply_changes(recipe_named(scale), changes)
+    config = study_config(scale, changes)
     require_startable(config)
     submitted: dict[Hashable, Future] = {}
     words = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
-    name = _study_name(config, f"{paper}-{exhibit}", seeds)
+    name = study_name(config, f"{paper}-{exhibit}", seeds)
     runs: dict[Exhibit, dict[int, Run]] = {
         exhibit: {
             config.seed: SharedRun(config, name=name.name, submitted=submitted)
@@ -134,6 +134,6 @@ def _read(
     label = f"{exhibit.title} of {exhibit.paper}"
     first = next(iter(runs.values()))
     report = first.submit(STUDY, study_config, artifacts=results, label=label).result()
-    name = _study_name(config, exhibit.slug, list(runs))
+    name = study_name(config, exhibit.slug, list(runs))
     numbers = export_report(tracked, report, results, name.name, report_about(name))
     return str(numbers["status"])

@@ -30,6 +30,7 @@ from trimtab.flows.config.over_seeds import (
     comparison_name,
     configs_of_seeds,
     find_exhibits,
+    study_config,
 )
 from trimtab.flows.config.overrides import (
     RoundChanges,
@@ -352,7 +353,7 @@ def run_study(
     seeds = seeds or list(SEEDS)
     find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
-    config = apply_changes(recipe_named(scale), changes)
+    config = study_config(scale, changes)
     refuse_suspension(config)
     refuse(check(config).mistakes)
     with prefect_server() as wait_until_ready:

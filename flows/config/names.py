@@ -102,10 +102,12 @@ def name_run_over_seeds(
     chosen: Mapping[str, Any],
     usual: Mapping[str, Any],
     name: str | None = None,
+    base: RunConfig | None = None,
 ) -> RunName:
-    """The name of a run over several seeds, and arms: those that are not `usual` show in it."""
+    """The name of a run over several seeds, and arms: those that are not `usual` show in it, and
+    settings that are not as in `base`, by default the recipe."""
     changes = {key: value for key, value in chosen.items() if list(value) != list(usual[key])}
-    changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
+    changes |= {k: v for k, v in _changes(config, base).items() if k not in ("arms", "seed")}
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
     usual_name = _joined(flow, config.recipe, data_name(config), _shortened(changes))
     return _named(usual_name, name, flow, config, {**settings, **chosen})
@@ -249,13 +251,14 @@ def _recipe(config: RunConfig) -> RunConfig:
     return RECIPES.get(config.recipe, RunConfig)()
 
 
-def _changes(config: RunConfig) -> dict[str, Any]:
-    """Settings by path that are not as in the recipe, but data, which is named apart.
+def _changes(config: RunConfig, base: RunConfig | None = None) -> dict[str, Any]:
+    """Settings by path that are not as in `base`, the recipe, but data, which is named apart.
 
     Of a section that the recipe does not have only what differs from the section's defaults.
     """
     ours, usual = (
-        dict(leaves(_plain(run, exclude_defaults=True))) for run in (config, _recipe(config))
+        dict(leaves(_plain(run, exclude_defaults=True)))
+        for run in (config, base or _recipe(config))
     )
     plain, changes = _plain(config), {}
     for path in dict.fromkeys([*ours, *usual]):

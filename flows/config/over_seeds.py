@@ -7,10 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trimtab.flows.config.config import RunConfig
+from trimtab.flows.config.config import RunConfig, with_changes
 from trimtab.flows.config.errors import ConfigError, unknown_name
 from trimtab.flows.config.names import RunName, name_run_over_seeds
-from trimtab.flows.config.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
+from trimtab.flows.config.overrides import (
+    FIELDS,
+    ExplainedChanges,
+    RunChanges,
+    apply_changes,
+    changes_to,
+)
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.arms import ARMS, Arm
 from trimtab.models.config.base import RunSeed
@@ -19,6 +25,8 @@ from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
 SEEDS = (2, 3, 4)
+# What keeps abilities is turned on by the exhibits of it alone, whatever the recipe does.
+_WITHOUT = {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"}
 # Arms and seeds are given by themselves, and there are no rounds.
 _FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
 
@@ -46,6 +54,17 @@ def comparison_name(
     """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
     chosen, usual = {"seeds": [*seeds], "arms": [*arms]}, {"seeds": SEEDS, "arms": METHODS}
     return name_run_over_seeds(config, "compare", chosen, usual, name)
+
+
+def study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName:
+    """`study-<paper>-<exhibit>-<scale>`, then whatever is not as `study_config` has it."""
+    chosen, usual, base = {"seeds": [*seeds]}, {"seeds": SEEDS}, study_config(config.recipe, {})
+    return name_run_over_seeds(config, f"study-{subject}", chosen, usual, base=base)
+
+
+def study_config(scale: str, changes: RunChanges | Mapping[str, Any] | None) -> RunConfig:
+    """What the runs of a study begin from: a recipe without what keeps abilities, changed."""
+    return apply_changes(with_changes(recipe_named(scale), {"ppo": _WITHOUT}), changes)
 
 
 def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:

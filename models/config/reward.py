@@ -433,12 +433,12 @@ class MetaRMConfig(SamplerConfig):
     what is kept spreads scores; term: no such step, but objective_coef times J off the loss"""
     objective_coef: Positive = 1.0
     """Weight of J, where update is term (free)"""
-    meta_learning_rate: float = Field(5e-6, ge=0, le=100)
-    """eta, learning rate of the ascent step [META: 5e-6]"""
-    ascent_length: Positive | None = None
+    ascent_length: Positive | None = 0.25
     """Length of the ascent step, in units of train.learning_rate times the root of the number of
-    trained parameters, about what AdamW moves in a step at that rate; none: meta_learning_rate
-    times the gradient"""
+    trained parameters, about what AdamW moves in a step at that rate (free); none:
+    meta_learning_rate times the gradient, as in the paper"""
+    meta_learning_rate: float = Field(5e-6, ge=0, le=100)
+    """eta, learning rate of the ascent step where ascent_length is none [META: 5e-6]"""
     keep_ascent: bool = False
     """Save theta', after one more ascent on the whole meta set, in place of theta: the published
     update spreads the scores of theta', not of theta"""

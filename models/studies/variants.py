@@ -341,6 +341,7 @@ CONSTANTS = {
         (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2),
         "rounds.meta_rm.meta_learning_rate",
         "MetaRM",
+        {"rounds": {"meta_rm": {"ascent_length": None}}},
     ),
 }
 # [DPO figure 2] What decides how far a method moves from SFT, by its arm.

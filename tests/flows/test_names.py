@@ -22,7 +22,14 @@ from trimtab.flows.config.names import (
     name_run,
     registered_model_name,
 )
-from trimtab.flows.config.over_seeds import METHODS, SEEDS, comparison_name, configs_of_seeds
+from trimtab.flows.config.over_seeds import (
+    METHODS,
+    SEEDS,
+    comparison_name,
+    configs_of_seeds,
+    study_config,
+    study_name,
+)
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
@@ -162,6 +169,17 @@ def test_a_comparison_says_what_is_not_usual() -> None:
     name = comparison_name(config, ["dpo", "cpl"], [0, 1]).name
     assert name == "compare-smoke-seeds=0+1-arms=dpo+cpl"
     assert comparison_name(config, METHODS, SEEDS, "mine").name == "mine"
+
+
+def test_a_study_has_no_pre_training_loss_unless_it_is_asked_for() -> None:
+    usual, asked = (
+        study_config("papers", parse_overrides(words)) for words in ([], ["ppo.ptx_coef=0.1"])
+    )
+    assert recipe_named("papers").ppo.ptx_coef == asked.ppo.ptx_coef == 0.1
+    assert usual.ppo.ptx_coef == 0
+    assert study_name(usual, "part-2-figure-3", SEEDS).name == "study-part-2-figure-3-papers"
+    name = study_name(asked, "part-2-figure-3", [0]).name
+    assert name == "study-part-2-figure-3-papers-seeds=0-ppo.ptx_coef=0.1"
 
 
 @pytest.mark.parametrize("name", ["../x", ".hidden", "a/b", "", "x" * 151, "a b"])

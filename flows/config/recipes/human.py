@@ -10,7 +10,9 @@ from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     POLICY,
     AdvantageModelConfig,
+    ContrastiveConfig,
     EmbeddingModelConfig,
+    ExpectedRewardConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -113,6 +115,7 @@ def _ppo_on_two_cores() -> PPOConfig:
         policy_learning_rate=1e-5,
         critic_learning_rate=1e-4,
         kl_coef=0.2,
+        ptx_coef=0.1,
         max_new_tokens=48,
         checkpoint_every=4,
         trainable_layers=6,
@@ -156,6 +159,10 @@ def hh_7b() -> RunConfig:
     layers only the input is kept. Trainers take all eight GPUs, in parts; reward models and
     Advantage Model four each (two would leave a tenth free), so that two train at once. Four
     sample for rehearsal and evaluation.
+
+    Scorers have the terms of their own papers. Importance weights are left out: who wrote HH's
+    answers is not published. So is the whole of eta [META: 5e-6], which does nothing where it was
+    measured (constants, meta-step): the ascent has a length.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
@@ -181,11 +188,15 @@ def hh_7b() -> RunConfig:
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
         embedding_models=SENTENCE_MODELS,
         # [RM: 10 % and 20 %, about a quarter of its strengths being below 0]
-        relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
-        reward_model=RewardModelConfig(train=reward),
+        # [RM table 1: adaptive margins; scale and largest are free]
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
+        reward_model=RewardModelConfig(
+            train=reward, contrastive=ContrastiveConfig(), imitation_coef=1.0
+        ),
         # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(
-            train=scorer.model_copy(update={"batch_size": 180} | half)
+            train=scorer.model_copy(update={"batch_size": 180} | half),
+            expected_reward=ExpectedRewardConfig(max_new_tokens=128),
         ),
         rehearsal=RehearsalConfig(max_new_tokens=128, num_ranks=4),
         ppo=ppo,
@@ -201,7 +212,10 @@ def hh_7b() -> RunConfig:
             meta_rm=MetaRMConfig(
                 train=scorer.model_copy(update={"batch_size": 16}),  # [META: 5e-6, batches 16]
                 max_new_tokens=128,
+                redraw_prompts=True,
             ),
+            meta_rm_from=1,
+            meta_rm_start="advantage_model",
         ),
         evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8, num_ranks=4),
     )
@@ -329,6 +343,7 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         train_batch=32,
         policy_learning_rate=5e-7,
         critic_learning_rate=1.65e-6,
+        ptx_coef=0.1,  # [PPO 6.4], measured in part-1, alignment-tax
         repetition_penalty=1.1,  # [PPO: 1.1]
         max_new_tokens=128,
         micro_batch_tokens=like.micro_batch_tokens,

@@ -141,7 +141,7 @@ def papers() -> RunConfig:
             "promote": "always",
             "meta_rm_from": 1,
             "meta_rm_start": "advantage_model",
-            "meta_rm": {"redraw_prompts": True, "ascent_length": 0.25},
+            "meta_rm": {"redraw_prompts": True},
         },
     }
     return with_changes(like, changes | _sections_like_default(ppo))

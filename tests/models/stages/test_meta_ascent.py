@@ -43,7 +43,12 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
             update={"micro_batch_tokens": max_tokens}
         )
         config = smoke_config.rounds.meta_rm.model_copy(
-            update={"train": train, "meta_batch": 7, "meta_learning_rate": 1.0}
+            update={
+                "train": train,
+                "meta_batch": 7,
+                "ascent_length": None,
+                "meta_learning_rate": 1.0,
+            }
         )
         model = load_scorer(advantage_model / "model")
         before = _copied(model)
