@@ -140,8 +140,7 @@ def figure_8(run: SeedRun) -> SeedResult:
     """
     curves, table = _curves_and_outcomes(run, variants.STARTS)
     for name, variant in variants.STARTS.items():
-        rows = run.rows(f"policy_{name}", "metrics.jsonl")
-        alone = sum("policy_clip_fraction" not in row["metrics"] for row in rows)
+        alone = sum("policy_clip_fraction" not in row for row in run.metrics(f"policy_{name}"))
         trained = curves[variant.label].gained[alone:]
         third = max(1, len(trained) // 3)
         table[variant.label][EARLY] = fmean(trained[:third])

@@ -195,7 +195,7 @@ def figure_17(run: SeedRun) -> SeedResult:
         rows[label] = [table[f"{label}, round {n}"] for n in numbers]
         for row, policy in zip(rows[label], policies, strict=True):
             row["net"] = policy["net"]
-    coefs = [_kl_coefs(run, f"policy_dynamic_meta_{n}") for n in numbers]
+    coefs = [[row["kl_coef"] for row in run.metrics(f"policy_dynamic_meta_{n}")] for n in numbers]
     for n, row, by_step in zip(numbers, rows[dynamic], coefs, strict=True):
         row |= {"KL target, nats": dynamic_kl(n)["kl_target"], "last KL coefficient": by_step[-1]}
     both = zip(rows[ours], rows[plain], strict=True)
@@ -217,11 +217,6 @@ def figure_17(run: SeedRun) -> SeedResult:
         note="A point a round.",
     )
     return SeedResult(table, checks, [*curve_plots(curves, STABILITY), by_kl])
-
-
-def _kl_coefs(run: SeedRun, role: str) -> list[float]:
-    """The KL coefficient of a policy by step."""
-    return [row["metrics"]["kl_coef"] for row in run.rows(role, "metrics.jsonl")]
 
 
 @exhibit(

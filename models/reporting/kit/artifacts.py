@@ -58,6 +58,11 @@ class Artifacts:
             self._cache[role, name] = read_rows(path) if path.is_file() else []
         return self._cache[role, name]
 
+    def metrics(self, role: str) -> list[Row]:
+        """What training measured, each with its `step`, as `progress.read_metrics`."""
+        rows = self.rows(role, "metrics.jsonl")
+        return [{"step": row["step"], **row["metrics"]} for row in rows if "metrics" in row]
+
     def document(self, role: str, name: str) -> Row:
         """One JSON file of a role; empty where role or file is absent."""
         path = self._path(role, name)

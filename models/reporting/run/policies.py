@@ -118,9 +118,7 @@ class Drift:
 
 def training_curve(artifacts: Artifacts, role: str, has_gold: bool) -> Curve | None:
     """The curve of one PPO artifact; none where there is none."""
-    monitored = [
-        row for row in artifacts.rows(role, "metrics.jsonl") if "score" in row.get("metrics", {})
-    ]
+    monitored = [row for row in artifacts.metrics(role) if "score" in row]
     if not monitored:
         return None
     scores: dict[int, list[float]] = defaultdict(list)
@@ -135,9 +133,9 @@ def training_curve(artifacts: Artifacts, role: str, has_gold: bool) -> Curve | N
     gold_by_step = [golds[step] for step in steps if golds.get(step)]
     return Curve(
         steps=steps,
-        **{name: [row["metrics"][name] for row in monitored] for name in MONITORS},
+        **{name: [row[name] for row in monitored] for name in MONITORS},
         gold=[sum(values) / len(values) for values in gold_by_step],
-        score_std=sum(row["metrics"]["score_std"] for row in first) / len(first),
+        score_std=sum(row["score_std"] for row in first) / len(first),
         scores_by_step=[scores[step] for step in steps if scores.get(step)],
         gold_by_step=gold_by_step,
     )

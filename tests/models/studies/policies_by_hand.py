@@ -50,7 +50,9 @@ def trained(
     ]
     for row in monitors[critic_steps:]:
         row["policy_clip_fraction"] = 0.0
-    metrics = [{"step": n, "time": 0.0, "metrics": m} for n, m in enumerate(monitors, start=1)]
+    metrics: list[dict[str, Any]] = []
+    for n, measured in enumerate(monitors, start=1):
+        metrics += [{"step": n, "progress": [n, len(monitors)]}, {"step": n, "metrics": measured}]
     rollouts = [
         {"step": n, "prompt": PROMPT, "response": GOOD if index < 10 * right else BAD, "score": 0.0}
         for n, right in enumerate(gold or [], start=1)
