@@ -158,7 +158,7 @@ class EnsembleConfig(StageConfig):
 class RoundsConfig(StageConfig):
     """Iterated MetaRM rounds with a promotion rule."""
 
-    max_rounds: int = Field(2, ge=1, le=100)
+    max_rounds: int = Field(1, ge=1, le=100)
     """Largest number of rounds; PPO-max of the arm `full` is round 1"""
     promote: Literal["by_judgement", "always"] = "by_judgement"
     """Whether a round is promoted if it wins on the validation prompts, or always; `always` runs

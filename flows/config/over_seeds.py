@@ -25,8 +25,12 @@ from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compared)
 SEEDS = (2, 3, 4)
-# What keeps abilities is turned on by the exhibits of it alone, whatever the recipe does.
-_WITHOUT = {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"}
+# As the papers' exhibits have it, whatever the recipe does; others are about what else there is.
+_AS_PRINTED: dict[str, Any] = {
+    "ppo": {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"},
+    "advantage_model": {"margin_by": "constant"},
+    "rounds": {"meta_rm": {"margin_by": "constant"}},
+}
 # Arms and seeds are given by themselves, and there are no rounds.
 _FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
 
@@ -63,8 +67,8 @@ def study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName
 
 
 def study_config(scale: str, changes: RunChanges | Mapping[str, Any] | None) -> RunConfig:
-    """What the runs of a study begin from: a recipe without what keeps abilities, changed."""
-    return apply_changes(with_changes(recipe_named(scale), {"ppo": _WITHOUT}), changes)
+    """What the runs of a study begin from: a recipe as the papers' exhibits have it, changed."""
+    return apply_changes(with_changes(recipe_named(scale), _AS_PRINTED), changes)
 
 
 def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:

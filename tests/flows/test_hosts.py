@@ -84,7 +84,7 @@ def test_on_a_cpu_small_models_that_train_alone_have_a_rank_a_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for cores in (1, 2, 4):
-        host = _on(monkeypatch, "default", "", cores)
+        host = _on(monkeypatch, "smoke", "", cores)
         found = Counter(
             (stage, share.num_ranks, share.num_threads)
             for stage, share in host.shares

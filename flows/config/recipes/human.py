@@ -94,6 +94,7 @@ def hh_smollm2() -> RunConfig:
         ),
         arms=("full",),
         rounds=RoundsConfig(
+            max_rounds=2,
             promote="always",
             meta_rm=MetaRMConfig(
                 train=meta, num_prompts=32, num_responses=4, meta_batch=4, max_new_tokens=48

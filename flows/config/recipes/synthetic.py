@@ -47,8 +47,8 @@ HIR_INSTRUCTIONS = ("zero", "ten")
 def default() -> RunConfig:
     """The demo: the synthetic world at the size two cores finish in minutes.
 
-    Its settings were chosen on worlds 91 and 92 without the gold scorer
-    (docs/explanation/results.md says how).
+    docs/what-holds.md says what it turns on and why. Its settings were chosen on worlds 91 and 92
+    without the gold scorer (docs/explanation/results.md says how).
     """
     scorer = TrainConfig(learning_rate=1e-3, batch_size=32)
     ppo = PPOConfig(
@@ -57,6 +57,7 @@ def default() -> RunConfig:
         policy_learning_rate=3e-4,
         critic_learning_rate=1e-3,
         kl_coef=0.2,
+        ptx_coef=0.1,
         rehearsal_coef=0.5,
         temperature=1.0,
         top_p=1.0,
@@ -73,12 +74,14 @@ def default() -> RunConfig:
         ),
         relabel=RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2),
         reward_model=RewardModelConfig(train=scorer),
-        advantage_model=AdvantageModelConfig(train=scorer),
+        advantage_model=AdvantageModelConfig(train=scorer, margin_by="label"),
         rehearsal=RehearsalConfig(prompts="demonstrations", max_prompts=1600),
         ppo=ppo,
         **_sections_like_default(ppo),
         rounds=RoundsConfig(
-            meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
+            meta_rm=MetaRMConfig(
+                train=TrainConfig(learning_rate=1e-4, batch_size=16), margin_by="label"
+            )
         ),
         # Judged at the temperature PPO samples at: the distribution it optimises.
         evaluate=EvaluateConfig(has_gold=True, temperature=1.0),
@@ -118,7 +121,6 @@ def papers() -> RunConfig:
             "policy_learning_rate": 1e-4,
             "kl_coef": 0.05,
             "normalise_advantages": False,
-            "ptx_coef": 0.1,
         },
     )
     changes: dict[str, Any] = {
@@ -141,7 +143,7 @@ def papers() -> RunConfig:
             "promote": "always",
             "meta_rm_from": 1,
             "meta_rm_start": "advantage_model",
-            "meta_rm": {"redraw_prompts": True},
+            "meta_rm": {"redraw_prompts": True, "margin_by": "constant"},
         },
     }
     return with_changes(like, changes | _sections_like_default(ppo))
