@@ -7,7 +7,7 @@ other, and is unclear in between. One run is one seed: see the several-seed resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -307,9 +307,41 @@ def verdict(
     if policy.is_promoted is False:
         is_champion = policy.name == champion
         details.append(ONLY_BY_RULE if is_champion else "Held-out judgement did not promote it.")
-    if policy.collapsed:
-        details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
+    if _is_hacked(policy):
+        sentence += " Its reward was hacked: its score rose while gold fell."
+    details += _training_details(policy, place, policies)
     return Verdict(answer, sentence, details, policy.name, measure, net)
+
+
+def _is_hacked(policy: Policy) -> bool:
+    """Whether PPO's own score has risen and gold has fallen, both clearly."""
+    drift = policy.drift
+    return bool(drift and drift.gold and drift.score.low > 0 and drift.gold.high < 0)
+
+
+def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) -> Iterator[str]:
+    """Of a policy that PPO trained: collapse and reward hacking, and which other arms show them."""
+    if policy.collapsed is None:
+        return
+    kl = policy.sets[place].kl.text(".2f", unit=" nats")
+    line = f"Collapse: KL to SFT is {kl} an answer, and the guard "
+    line += f"spoke up: {policy.collapse_reason}." if policy.collapsed else "saw no collapse."
+    others = [other for other in policies if other.name not in (policy.name, "sft")]
+    yield line + _likewise("It saw one in", [other for other in others if other.collapsed])
+    if policy.drift is None:
+        return
+    line = (
+        "Reward hacking: over PPO's steps the score that it optimised changed by "
+        f"{policy.drift.score.text('+.2f')} spreads of SFT's answers"
+    )
+    if policy.drift.gold is not None:
+        line += f", the gold score by {policy.drift.gold.text('+.2f')}"
+    yield f"{line}." + _likewise("Its score rose and gold fell in", filter(_is_hacked, others))
+
+
+def _likewise(words: str, policies: Iterable[Policy]) -> str:
+    names = ", ".join(policy_name(policy.name) for policy in policies)
+    return f" {words} {names}." if names else ""
 
 
 def answer_of(net: Estimate) -> Answer:

@@ -13,7 +13,8 @@ from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.names import ONLY_BY_RULE
 from trimtab.models.reporting.run import claims as claims_module
 from trimtab.models.reporting.run.claims import Verdict, verdict
-from trimtab.models.reporting.run.policies import policies
+from trimtab.models.reporting.run.policies import Drift, Policy, policies
+from trimtab.models.statistics.measured import Estimate
 
 
 def _verdict(inputs: dict[str, Path]) -> Verdict:
@@ -83,3 +84,42 @@ def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(
 def test_what_was_not_judged_is_not_spoken_of(full_inputs: dict[str, Path]) -> None:
     found = _verdict(full_inputs)
     assert not any("harm" in line for line in (found.sentence, *found.details))
+
+
+def _lines(policy: Policy, others: list[Policy]) -> tuple[str, list[str]]:
+    found = verdict([*others, policy], [], None, "full")
+    starts = ("Collapse", "Reward hacking")
+    return found.sentence, [line for line in found.details if line.startswith(starts)]
+
+
+def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    sft, full = found
+    rises, falls = Estimate(1.5, 1.0, 2.0, 64), Estimate(-0.2, -0.3, -0.1, 64)
+    sound = dataclasses.replace(
+        full, collapsed=False, collapse_reason=None, drift=Drift(2, rises, rises)
+    )
+    sentence, (collapse, hacking) = _lines(sound, [sft])
+    assert collapse.startswith("Collapse: KL to SFT is ")
+    assert collapse.endswith("] an answer, and the guard saw no collapse.")
+    assert "+1.50 [+1.00, +2.00] spreads" in hacking
+    assert hacking.endswith("the gold score by +1.50 [+1.00, +2.00].")
+    assert "hacked" not in sentence
+
+    hacked = dataclasses.replace(
+        full, collapsed=True, collapse_reason="KL is 17", drift=Drift(2, rises, falls)
+    )
+    sentence, (collapse, _) = _lines(hacked, [sft])
+    assert sentence.endswith("Its reward was hacked: its score rose while gold fell.")
+    assert collapse.endswith("and the guard spoke up: KL is 17.")
+
+    vanilla = dataclasses.replace(hacked, name="vanilla", round=None)
+    sentence, (collapse, hacking) = _lines(sound, [sft, vanilla])
+    assert collapse.endswith("the guard saw no collapse. It saw one in Vanilla PPO.")
+    assert hacking.endswith(" Its score rose and gold fell in Vanilla PPO.")
+    assert "hacked" not in sentence
+
+    by_people = dataclasses.replace(sound, drift=Drift(2, rises, None))
+    assert "gold" not in _lines(by_people, [sft])[1][1]
