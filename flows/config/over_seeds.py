@@ -20,6 +20,7 @@ from trimtab.flows.config.overrides import (
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.arms import ARMS, Arm
 from trimtab.models.config.base import RunSeed
+from trimtab.models.config.policy import CollapseConfig
 from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
 
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
@@ -27,7 +28,12 @@ METHODS: tuple[Arm, ...] = tuple(name for name, arm in ARMS.items() if arm.compa
 SEEDS = (2, 3, 4)
 # As the papers' exhibits have it, whatever the recipe does; others are about what else there is.
 _AS_PRINTED: dict[str, Any] = {
-    "ppo": {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"},
+    "ppo": {
+        "ptx_coef": 0.0,
+        "rehearsal_weights": "uniform",
+        "kl_weights": "uniform",
+        "guard": {"max_kl": CollapseConfig().max_kl},
+    },
     "advantage_model": {"margin_by": "constant"},
     "rounds": {"meta_rm": {"margin_by": "constant"}},
 }

@@ -45,7 +45,8 @@ class CollapseConfig(StageConfig):
     window: int = Field(10, gt=1, le=1_000_000)
     """Steps over which the monitors are averaged"""
     max_kl: float = Field(20.0, gt=0, le=1e6)
-    """KL from the reference, in nats per response, above which the guard acts"""
+    """KL from the reference, in nats per response, above which the guard acts (free); measured: 4,
+    for responses of eight tokens"""
     num_held_out: int = Field(0, ge=0, le=64)
     """Members of the ensemble, at most, that score every rollout for the guard to compare with: of
     those that neither judge policies nor are optimised; raised, a forward pass more each"""

@@ -13,6 +13,7 @@ from trimtab.models.config.judge import (
     JudgePreferencesConfig,
 )
 from trimtab.models.config.policy import (
+    CollapseConfig,
     ConstitutionalSFTConfig,
     ConstitutionConfig,
     CPLConfig,
@@ -62,6 +63,7 @@ def default() -> RunConfig:
         temperature=1.0,
         top_p=1.0,
         scoring=ScorersConfig(safety_categories=("harmful",)),
+        guard=CollapseConfig(max_kl=4.0),  # measured: docs/explanation/guard.md
     )
     return RunConfig(
         recipe="default",
