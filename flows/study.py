@@ -49,9 +49,10 @@ def study(
     Args:
         paper: Secrets of RLHF Part I or II, the Advantage Model paper, or a study of our own
         exhibit: The table or figure, or all of the paper
-        scale: The recipe of the runs
+        scale: The recipe of the runs, without pre-training loss, weights by risk and bounds by
+            label, and with a guard at 20 nats
         seeds: Seeds of the runs, each a world of its own
-        changes: Settings to change; empty fields keep the recipe's values
+        changes: Settings to change; empty fields keep the values of a study
     """
     exhibits = find_exhibits(paper, exhibit, seeds)
     config = study_config(scale, changes)
@@ -122,7 +123,7 @@ def _read(
     results = {
         f"{seed}.{role}": run.result(role) for seed, run in runs.items() for role in run.roles
     }
-    study_config = StudyConfig(
+    reading = StudyConfig(
         paper=exhibit.paper,
         exhibit=exhibit.name,
         scale=config.recipe,
@@ -133,7 +134,7 @@ def _read(
     )
     label = f"{exhibit.title} of {exhibit.paper}"
     first = next(iter(runs.values()))
-    report = first.submit(STUDY, study_config, artifacts=results, label=label).result()
+    report = first.submit(STUDY, reading, artifacts=results, label=label).result()
     name = study_name(config, exhibit.slug, list(runs))
     numbers = export_report(tracked, report, results, name.name, report_about(name))
     return str(numbers["status"])

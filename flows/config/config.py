@@ -414,6 +414,14 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
         )
 
 
+# Noise, and what m(x) follows, that go together.
+CALIBRATED = ("posterior", "label")
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return " and ".join(f"{path} (found {value})" for path, value in values.items())
+
+
 def _vote_mistakes(config: RunConfig) -> Iterator[str]:
     """Settings that read the vote, or labels made of it, as log-odds where they are none."""
     noise = config.relabel.noise
@@ -432,19 +440,18 @@ def _vote_mistakes(config: RunConfig) -> Iterator[str]:
                 f"{value}: members that were trained on a label know it by heart; allowed: "
                 "cross_fitted first, or embedding_models"
             )
-    for path, value in by.items():
-        if value == "constant":
-            continue
-        if config.relabel.margin_scale > 0:
-            yield (
-                f"{path} must be constant where relabel.margin_scale is above 0, found {value}: a "
-                "margin in the ranking part moves what the bounds are calibrated to"
-            )
-        if noise != "none" and (noise, value) != ("posterior", "label"):
-            yield (
-                f"{path} must be constant where relabel.noise is {noise}, found {value}; allowed "
-                "with noise: label where it is posterior, as labels are probabilities then"
-            )
+    moved = {path: value for path, value in by.items() if value != "constant"}
+    if moved and config.relabel.margin_scale > 0:
+        yield (
+            f"{_listed(moved)} must be constant where relabel.margin_scale is above 0: a margin in "
+            "the ranking part moves what the bounds are calibrated to"
+        )
+    moved = {path: value for path, value in moved.items() if (noise, value) != CALIBRATED}
+    if moved and noise != "none":
+        yield (
+            f"{_listed(moved)} must be constant where relabel.noise is {noise}; allowed with "
+            "noise: label where it is posterior, as labels are probabilities then"
+        )
     if noise != "none" and config.dpo.label_smoothing > 0:
         yield (
             f"dpo.label_smoothing must be 0 where relabel.noise is {noise}, found "

@@ -22,10 +22,13 @@ def improve_in_rounds(run: Run) -> int | None:
 
     A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
     stops at the first that does not. If round 1 did not beat SFT, there are no further rounds.
-    compare_votes is called while a round's policy trains, as that leaves cores idle, or at the end.
+    compare_votes is called while the last policy that is certain trains, as that leaves cores idle.
     """
+    last = run.config.rounds.max_rounds
+    if last == 1:
+        compare_votes(run)
     champion = first_champion(run)
-    while champion is not None and champion < run.config.rounds.max_rounds:
+    while champion is not None and champion < last:
         judgement = _start_round(run, champion + 1)
         compare_votes(run)
         if not _is_promoted(run, judgement):

@@ -32,6 +32,11 @@ def encode_prompts(
     behind, *encoded = token_ids(tokenizer, [sampling.instruction, *prompts])
     context = int(policy.config.max_position_embeddings)
     limit = counts.prompt_room(context, sampling.max_new_tokens, len(behind))
+    if limit < 1:
+        raise ValueError(
+            f"max_new_tokens must leave room for a prompt in the policy's context of {context:,} "
+            f"tokens, found {sampling.max_new_tokens:,} and an instruction of {len(behind):,}"
+        )
     return [ids[-limit:] + behind for ids in encoded]
 
 

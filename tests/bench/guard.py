@@ -48,7 +48,7 @@ NUM_HELD_OUT = 2
 PAIRS = (100, 400, 1200)
 KL_COEFFICIENTS = (0.0, 0.02, 0.1, 0.3)
 LEARNING_RATES = (2e-4, 5e-4, 1e-3)
-TREATMENTS = ("vanilla", "scaled", "normalised")
+TREATMENTS = ("raw", "scaled", "normalised")
 MONITORS = (
     *("kl", "response_length", "perplexity", "entropy", "score", "score_std"),
     *("held_out_score", "held_out_std", "held_out_disagreement", "held_out_agreement"),
@@ -137,11 +137,11 @@ def settings_of(world: int, number: int) -> dict[str, Any]:
 
 
 def ppo_config(settings: dict[str, Any], seed: int) -> PPOConfig:
-    """vanilla: raw scores and none of PPO-max's tricks but the KL penalty."""
+    """raw: raw scores and none of PPO-max's tricks but the KL penalty."""
     treatment = settings["treatment"]
-    ppo = vanilla(PPO) if treatment == "vanilla" else PPO
+    ppo = vanilla(PPO) if treatment == "raw" else PPO
     changes = {"kl_coef": settings["kl_coef"], "policy_learning_rate": settings["learning_rate"]}
-    if treatment != "vanilla":
+    if treatment != "raw":
         changes["score_treatment"] = treatment
     return ppo.model_copy(update={**changes, "seed": seed})
 

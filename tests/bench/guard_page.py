@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from tests.bench.cleaning_page import table
+from trimtab.flows.config.recipes import recipe_named
 from trimtab.models.config.policy import CollapseConfig
 from trimtab.models.reporting.kit.charts import style
 from trimtab.models.stages.ppo_max.guard import collapse_reason, readings
@@ -27,6 +28,7 @@ FALLS = (0.05, 0.1, 0.15)
 FALSE_ALARMS = 0.05
 RESAMPLES = 2000
 DEFAULT = CollapseConfig(window=WINDOW)
+RECIPE = DEFAULT.model_copy(update={"max_kl": recipe_named("default").ppo.guard.max_kl})
 # By name, the monitor in the orientation in which more is worse.
 MONITORS: dict[str, Callable[[Mapping[str, float]], float]] = {
     "KL": lambda read: read["kl"],
@@ -196,19 +198,20 @@ def monitors_table(tuned: Sequence[Measured], tested: Sequence[Measured]) -> str
         limit = limit_of(tuned, index)
         told = alarms(tested, [run.alarm_at(index, limit) for run in tested])
         lines.append([name, *cells, f"{abs(limit):.2g}", *told.values()])
-    heads = ["monitor", "area, first half", "area, other half", "limit", *told]
+    heads = ["monitor", "area, worlds 91, 92", "area, worlds 93, 94", "limit", *told]
     return table(heads, lines)
 
 
 def rules_of(tuned: Sequence[Measured]) -> dict[str, CollapseConfig]:
-    """The default, and what the first half would have chosen, by name."""
+    """The class's default, the recipe's, and what worlds 91 and 92 would have chosen, by name."""
     names = list(MONITORS)
     kl = limit_of(tuned, names.index("KL"))
     fall = max(limit_of(tuned, names.index("held-out score falls")), 1e-3)
     kl_alone = {"max_kl": kl, "max_held_out_fall": None}
     both = {"max_kl": kl, "max_held_out_fall": fall}
     return {
-        "the default": DEFAULT,
+        f"KL {DEFAULT.max_kl:g}, the pattern": DEFAULT,
+        f"KL {RECIPE.max_kl:g}, the pattern: the recipe `default`": RECIPE,
         f"KL {kl:.2g}, the pattern": DEFAULT.model_copy(update=kl_alone),
         f"KL {kl:.2g}, held-out fall {fall:.2g}, the pattern": DEFAULT.model_copy(update=both),
     }
@@ -218,17 +221,17 @@ def rules_table(tuned: Sequence[Measured], tested: Sequence[Measured]) -> str:
     """The guard itself, by its configuration."""
     lines = []
     for name, config in rules_of(tuned).items():
-        for words, half in (("first half", tuned), ("other half", tested)):
+        for words, half in (("worlds 91, 92", tuned), ("worlds 93, 94", tested)):
             told = alarms(half, [run.stopped_at(config) for run in half])
             lines.append([f"{name}, {words}", *told.values()])
     return table(["rule", *told], lines)
 
 
 def definitions_table(tuned: Sequence[Measured], tested: Sequence[Measured]) -> str:
-    """What another fall changes, on the other half."""
+    """What another fall changes, on worlds 93 and 94."""
     lines = []
     for fall in FALLS:
-        steps = [run.stopped_at(DEFAULT) for run in tested]
+        steps = [run.stopped_at(RECIPE) for run in tested]
         areas = [
             area(tested, np.array([run.levels[index].max() for run in tested]), fall)[0]
             for index, name in enumerate(MONITORS)
@@ -239,7 +242,7 @@ def definitions_table(tuned: Sequence[Measured], tested: Sequence[Measured]) -> 
         cells = [f"{value:.2f}" for value in areas]
         lines.append([f"{fall:g}", *shares, *cells, *told.values()])
     areas_of = [f"area, {name}" for name in DRAWN]
-    heads = ["fall of gold", "collapsed, first half", "other half", *areas_of, *told]
+    heads = ["fall of gold", "collapsed, worlds 91, 92", "worlds 93, 94", *areas_of, *told]
     return table(heads, lines)
 
 
@@ -247,7 +250,7 @@ DRAWN = ("KL", "held-out score falls", "gain that is not confirmed", "perplexity
 
 
 def draw(tuned: Sequence[Measured], tested: Sequence[Measured], path: Path) -> None:
-    """ROC curves of monitors on the other half, with the rules as points."""
+    """ROC curves of monitors on worlds 93 and 94, with the rules as points."""
     figure, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
     collapsed = _collapsed(tested)
     for number, name in enumerate(DRAWN):

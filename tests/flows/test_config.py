@@ -112,15 +112,15 @@ NOISE = 'relabel={"noise":"%s","flip_below":null}'
         ),
         (
             ["rounds.meta_rm.margin_by=label", "relabel.margin_scale=0.5"],
-            "rounds.meta_rm.margin_by must be constant where relabel.margin_scale is above 0",
+            "rounds.meta_rm.margin_by (found label) must be constant where relabel.margin_scale is",
         ),
         (
             [CROSS_FITTED, NOISE % "posterior", "advantage_model.margin_by=strength"],
-            "margin_by must be constant where relabel.noise is posterior, found strength",
+            "margin_by (found strength) must be constant where relabel.noise is posterior",
         ),
         (
             [CROSS_FITTED, NOISE % "unbiased", "advantage_model.margin_by=label"],
-            "margin_by must be constant where relabel.noise is unbiased, found label",
+            "margin_by (found label) must be constant where relabel.noise is unbiased",
         ),
         (
             ["advantage_model.use_importance_weights=true", "advantage_model.margin_by=label"],

@@ -69,6 +69,18 @@ TINY = (
     ),
 )
 
+# Where a recipe has eq. 7; some prompts are held out.
+TINY_EXPECTED = [
+    f"advantage_model.expected_reward.{name}={value}"
+    for name, value in (
+        ("num_prompts", 8),
+        ("num_held_out", 4),
+        ("held_out_responses", 2),
+        ("num_responses", 2),
+        ("max_new_tokens", 6),
+    )
+]
+
 
 @pytest.mark.parametrize("recipe", KINDS)
 def test_every_stage_leaves_a_tenth_of_its_card_free(recipe: str) -> None:
@@ -112,6 +124,7 @@ def test_every_stage_runs_with_the_recipe_s_own_switches(
                 'preferences.categories=["helpful","harmless"]',
                 f"sft.model.base={_base(KINDS[recipe], tmp_path / 'base')}",
                 *TINY,
+                *(TINY_EXPECTED if whole.advantage_model.expected_reward else ()),
                 *_two_ranks(whole),
             ]
         ),

@@ -161,9 +161,10 @@ def hh_7b() -> RunConfig:
     Advantage Model four each (two would leave a tenth free), so that two train at once. Four
     sample for rehearsal and evaluation.
 
-    Scorers have the terms of their own papers. Importance weights are left out: who wrote HH's
-    answers is not published. So is the whole of eta [META: 5e-6], which does nothing where it was
-    measured (constants, meta-step): the ascent has a length.
+    Scorers have the terms of their own papers: the reward model, for the arm `ppo_max_rm`, margins,
+    SimCSE and the imitation term, the Advantage Model, for `full`, eq. 7. Importance weights are
+    left out: who wrote HH's answers is not published. So is the published eta [META: 5e-6], which
+    moves next to nothing where it was measured (constants, meta-step): the ascent has a length.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
@@ -207,7 +208,7 @@ def hh_7b() -> RunConfig:
             answers=sft.model_copy(update={"batch_size": ppo.train_batch, "num_epochs": 5}),
             num_responses=8,
         ),
-        arms=("full",),
+        arms=("ppo_max_rm", "full"),
         rounds=RoundsConfig(
             max_rounds=4,  # [META: Harmless is best in round 3 of 4]
             meta_rm=MetaRMConfig(
@@ -266,8 +267,9 @@ def hh_qwen_1_5b_lora() -> RunConfig:
 def hh_7b_lora() -> RunConfig:
     """Anthropic's HH pairs with Mistral-7B on one GPU of 80 GB, by adapters; never run.
 
-    As `hh_7b`, but for rates ten times the papers', which is about what adapters take in place of
-    all weights (Schulman et al. 2025, LoRA Without Regret), five members, and 40,000 pairs.
+    Rates are ten times the papers', which is about what adapters take in place of all weights
+    (Schulman et al. 2025, LoRA Without Regret). Five members, 40,000 pairs, one round, and scorers
+    without further terms.
     """
     scorer, base = _adapters(5e-5), "mistralai/Mistral-7B-v0.1"
     return _single_gpu_recipe("hh-7b-lora", base, scorer, sft=9.5e-5, dpo=1e-5, ppo=5e-6)

@@ -123,6 +123,7 @@ def papers() -> RunConfig:
             "policy_learning_rate": 1e-4,
             "kl_coef": 0.05,
             "normalise_advantages": False,
+            "guard": CollapseConfig(),
         },
     )
     changes: dict[str, Any] = {

@@ -7,7 +7,7 @@ other, and is unclear in between. One run is one seed: see the several-seed resu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -314,34 +314,48 @@ def verdict(
 
 
 def _is_hacked(policy: Policy) -> bool:
-    """Whether PPO's own score has risen and gold has fallen, both clearly."""
+    """Whether the score that PPO optimised rose and gold fell, both clearly, and the policy is of
+    the last step."""
     drift = policy.drift
-    return bool(drift and drift.gold and drift.score.low > 0 and drift.gold.high < 0)
+    return bool(
+        policy.policy_of_step == policy.num_steps
+        and drift
+        and drift.gold
+        and drift.score.low > 0
+        and drift.gold.high < 0
+    )
 
 
 def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) -> Iterator[str]:
     """Of a policy that PPO trained: collapse and reward hacking, and which other arms show them."""
     if policy.collapsed is None:
         return
-    kl = policy.sets[place].kl.text(".2f", unit=" nats")
-    line = f"Collapse: KL to SFT is {kl} an answer, and the guard "
-    line += f"spoke up: {policy.collapse_reason}." if policy.collapsed else "saw no collapse."
+    kl = policy.sets[place].kl.text(".2f")
+    line = f"Collapse: the KL of an answer to SFT is {kl} nats; "
+    if not policy.collapsed:
+        line += "the guard saw none."
+    elif policy.policy_of_step == policy.num_steps:
+        line += f"the guard warned: {policy.collapse_reason}."
+    else:
+        line += (
+            f"the guard stopped PPO, {policy.collapse_reason}, and the policy is that of step "
+            f"{policy.policy_of_step}."
+        )
     others = [other for other in policies if other.name not in (policy.name, "sft")]
-    yield line + _likewise("It saw one in", [other for other in others if other.collapsed])
-    if policy.drift is None:
+    yield line + _likewise(others, lambda other: bool(other.collapsed), "collapsed")
+    if policy.drift is None or policy.drift.gold is None:
         return
+    score, gold = (change.text("+.2f") for change in (policy.drift.score, policy.drift.gold))
     line = (
-        "Reward hacking: over PPO's steps the score that it optimised changed by "
-        f"{policy.drift.score.text('+.2f')} spreads of SFT's answers"
+        "Reward hacking: from the first to the last tenth of PPO's steps the score that it "
+        f"optimised changed by {score} of its spread, the gold score by {gold}."
     )
-    if policy.drift.gold is not None:
-        line += f", the gold score by {policy.drift.gold.text('+.2f')}"
-    yield f"{line}." + _likewise("Its score rose and gold fell in", filter(_is_hacked, others))
+    yield line + _likewise(others, _is_hacked, "had a score that rose and gold that fell")
 
 
-def _likewise(words: str, policies: Iterable[Policy]) -> str:
-    names = ", ".join(policy_name(policy.name) for policy in policies)
-    return f" {words} {names}." if names else ""
+def _likewise(policies: Sequence[Policy], is_so: Callable[[Policy], bool], words: str) -> str:
+    names = " and ".join(policy_name(policy.name) for policy in policies if is_so(policy))
+    return f" {names} {words}." if names else ""
 
 
 def answer_of(net: Estimate) -> Answer:

@@ -10,7 +10,8 @@ from trimtab.models.nets import counts, generation
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.training.sampling import sample
+from trimtab.models.stages.world import word_tokenizer
+from trimtab.models.training.sampling import encode_prompts, sample
 
 EOS = 1
 
@@ -175,3 +176,11 @@ def test_what_is_noted_of_tokens_is_what_a_pass_over_them_finds(
         expected = torch.zeros_like(noted)
         expected[:, : found.shape[1]] = found
         torch.testing.assert_close(noted, expected)
+
+
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(model: LlamaForCausalLM) -> None:
+    tokenizer = word_tokenizer()
+    (prompt,) = encode_prompts(model, tokenizer, ["<user> add two two"], Sampling(1.0, 63))
+    assert len(prompt) == 1
+    with pytest.raises(ValueError, match="must leave room for a prompt in the policy's context of"):
+        encode_prompts(model, tokenizer, ["<user> add two two"], Sampling(1.0, 64))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,28 +100,55 @@ def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward
     found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
     sft, full = found
     rises, falls = Estimate(1.5, 1.0, 2.0, 64), Estimate(-0.2, -0.3, -0.1, 64)
+    trained: dict[str, Any] = {"num_steps": 60, "policy_of_step": 60}
     sound = dataclasses.replace(
-        full, collapsed=False, collapse_reason=None, drift=Drift(2, rises, rises)
+        full, collapsed=False, collapse_reason=None, drift=Drift(2, rises, rises), **trained
     )
     sentence, (collapse, hacking) = _lines(sound, [sft])
-    assert collapse.startswith("Collapse: KL to SFT is ")
-    assert collapse.endswith("] an answer, and the guard saw no collapse.")
-    assert "+1.50 [+1.00, +2.00] spreads" in hacking
+    assert re.fullmatch(
+        r"Collapse: the KL of an answer to SFT is [\d.]+ \[.*\] nats; the guard saw none\.",
+        collapse,
+    )
+    assert "+1.50 [+1.00, +2.00] of its spread" in hacking
     assert hacking.endswith("the gold score by +1.50 [+1.00, +2.00].")
     assert "hacked" not in sentence
 
     hacked = dataclasses.replace(
-        full, collapsed=True, collapse_reason="KL is 17", drift=Drift(2, rises, falls)
+        sound, collapsed=True, collapse_reason="KL is 17", drift=Drift(2, rises, falls)
     )
     sentence, (collapse, _) = _lines(hacked, [sft])
     assert sentence.endswith("Its reward was hacked: its score rose while gold fell.")
-    assert collapse.endswith("and the guard spoke up: KL is 17.")
+    assert collapse.endswith("the guard warned: KL is 17.")
 
     vanilla = dataclasses.replace(hacked, name="vanilla", round=None)
     sentence, (collapse, hacking) = _lines(sound, [sft, vanilla])
-    assert collapse.endswith("the guard saw no collapse. It saw one in Vanilla PPO.")
-    assert hacking.endswith(" Its score rose and gold fell in Vanilla PPO.")
+    assert collapse.endswith("the guard saw none. Vanilla PPO collapsed.")
+    assert hacking.endswith(" Vanilla PPO had a score that rose and gold that fell.")
     assert "hacked" not in sentence
 
-    by_people = dataclasses.replace(sound, drift=Drift(2, rises, None))
-    assert "gold" not in _lines(by_people, [sft])[1][1]
+
+def test_the_steps_that_were_rolled_back_are_not_those_of_the_policy(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    rises, falls = Estimate(1.5, 1.0, 2.0, 64), Estimate(-0.2, -0.3, -0.1, 64)
+    kept = dataclasses.replace(
+        found[1],
+        collapsed=True,
+        collapse_reason="KL is 17",
+        drift=Drift(2, rises, falls),
+        num_steps=40,
+        policy_of_step=20,
+    )
+    sentence, (collapse, _) = _lines(kept, found[:1])
+    assert "hacked" not in sentence
+    assert collapse.endswith("the guard stopped PPO, KL is 17, and the policy is that of step 20.")
+
+
+def test_of_people_s_data_nobody_can_say_whether_a_reward_was_hacked(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    rises = Drift(2, Estimate(1.5, 1.0, 2.0, 64), None)
+    trained = dataclasses.replace(found[1], collapsed=False, drift=rises)
+    assert len(_lines(trained, found[:1])[1]) == 1
