@@ -19,7 +19,8 @@ from tests.ports import free_ports
 from trimtab.flows.cli.cli import main
 from trimtab.flows.runs.exit_handling import WAITING
 
-# As while trainers are stopped at a checkpoint: SIGTERM is in hand.
+# As while trainers are stopped at a checkpoint: SIGTERM is in hand. Sleeps are short, as a signal
+# just before one does not end it.
 DRAINING = """
 import signal, sys, time
 from trimtab.flows.runs.exit_handling import exit_on_signals
@@ -27,7 +28,8 @@ with exit_on_signals("; it goes on"):
     if "drain" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
     print("ready", flush=True)
-    time.sleep(600)
+    for _ in range(6000):
+        time.sleep(0.1)
 """
 # As a library that is loaded and makes an exception of its own of any.
 LOADING = """

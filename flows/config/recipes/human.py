@@ -149,6 +149,7 @@ def ukp_smollm2() -> RunConfig:
     return with_changes(hh_smollm2(), changes)
 
 
+MISTRAL = "mistralai/Mistral-7B-v0.1"
 HH_PARTS = ("helpful-base", "helpful-online", "helpful-rejection-sampled", "harmless-base")
 
 
@@ -158,13 +159,11 @@ def hh_7b() -> RunConfig:
     A published constant says from where; the rest is free. Batches are those of the papers in
     pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose
     layers only the input is kept. Trainers take all eight GPUs, in parts; reward models and
-    Advantage Model four each (two would leave a tenth free), so that two train at once. Four
-    sample for rehearsal and evaluation.
+    Advantage Model four each, so that two train at once. Four sample for rehearsal and evaluation.
 
-    Scorers have the terms of their own papers: the reward model, for the arm `ppo_max_rm`, margins,
-    SimCSE and the imitation term, the Advantage Model, for `full`, eq. 7. Importance weights are
-    left out: who wrote HH's answers is not published. So is the published eta [META: 5e-6], which
-    moves next to nothing where it was measured (constants, meta-step): the ascent has a length.
+    Scorers have the terms of their papers: the reward model, for the arm `ppo_max_rm`, margins,
+    SimCSE and imitation; the Advantage Model, for `full`, eq. 7. Left out are importance weights,
+    as who wrote HH's answers is not published, and eta [META: 5e-6], which moves next to nothing.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
@@ -184,20 +183,16 @@ def hh_7b() -> RunConfig:
     return RunConfig(
         recipe="hh-7b",
         preferences=_all_of_hh(),
-        sft=SFTConfig(
-            model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513), train=sft
-        ),
+        sft=SFTConfig(model=ModelConfig(base=MISTRAL, max_length=513), train=sft),
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
         embedding_models=SENTENCE_MODELS,
-        # [RM: 10 % and 20 %, about a quarter of its strengths being below 0]
-        # [RM table 1: adaptive margins; scale and largest are free]
+        # [RM: 10 % and 20 %, a quarter of its strengths being below 0; margins by strength]
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
         reward_model=RewardModelConfig(
             train=reward, contrastive=ContrastiveConfig(), imitation_coef=1.0
         ),
-        # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(
-            train=scorer.model_copy(update={"batch_size": 180} | half),
+            train=scorer.model_copy(update={"batch_size": 180} | half),  # [AM: HH 180]
             expected_reward=ExpectedRewardConfig(max_new_tokens=128),
         ),
         rehearsal=RehearsalConfig(max_new_tokens=128, num_ranks=4),
@@ -211,11 +206,7 @@ def hh_7b() -> RunConfig:
         arms=("ppo_max_rm", "full"),
         rounds=RoundsConfig(
             max_rounds=4,  # [META: Harmless is best in round 3 of 4]
-            meta_rm=MetaRMConfig(
-                train=scorer.model_copy(update={"batch_size": 16}),  # [META: 5e-6, batches 16]
-                max_new_tokens=128,
-                redraw_prompts=True,
-            ),
+            meta_rm=_meta_rm(scorer).model_copy(update={"redraw_prompts": True}),
             meta_rm_from=1,
             meta_rm_start="advantage_model",
         ),
@@ -271,8 +262,9 @@ def hh_7b_lora() -> RunConfig:
     (Schulman et al. 2025, LoRA Without Regret). Five members, 40,000 pairs, one round, and scorers
     without further terms.
     """
-    scorer, base = _adapters(5e-5), "mistralai/Mistral-7B-v0.1"
-    return _single_gpu_recipe("hh-7b-lora", base, scorer, sft=9.5e-5, dpo=1e-5, ppo=5e-6)
+    return _single_gpu_recipe(
+        "hh-7b-lora", MISTRAL, _adapters(5e-5), sft=9.5e-5, dpo=1e-5, ppo=5e-6
+    )
 
 
 def _adapters(learning_rate: float) -> TrainConfig:
@@ -316,14 +308,14 @@ def _single_gpu_recipe(
             num_responses=8,
         ),
         arms=("full",),
-        rounds=RoundsConfig(
-            meta_rm=MetaRMConfig(
-                train=scorer.model_copy(update={"batch_size": 16}),  # [META: batches 16]
-                max_new_tokens=128,
-            ),
-        ),
+        rounds=RoundsConfig(meta_rm=_meta_rm(scorer)),
         evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
     )
+
+
+def _meta_rm(like: TrainConfig) -> MetaRMConfig:
+    train = like.model_copy(update={"batch_size": 16})  # [META: batches 16, at 5e-6]
+    return MetaRMConfig(train=train, max_new_tokens=128)
 
 
 def _all_of_hh() -> PreferencesConfig:
