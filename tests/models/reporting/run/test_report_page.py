@@ -134,8 +134,8 @@ def _is_safe_and_self_contained(html: str, plots: list[Path]) -> None:
     assert all(str(each["aria-label"]).count(" ") > 3 for each in drawings)
     for heading in (
         "What came in", "What was wrong with the labels", "What came out", "Better or not",
-        "Label audit", "PPO, step by step", "Win, tie, lose", "Rounds, and what promotes them", "Before and after",
-        "What it cost", "Lineage",
+        "Label audit", "PPO, step by step", "Win, tie, lose", "Rounds, and what promotes them",
+        "Before and after", "What it cost", "Lineage",
     ):  # fmt: skip
         assert heading in html, heading
 
