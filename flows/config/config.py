@@ -440,16 +440,16 @@ def _vote_mistakes(config: RunConfig) -> Iterator[str]:
                 f"{value}: members that were trained on a label know it by heart; allowed: "
                 "cross_fitted first, or embedding_models"
             )
-    moved = {path: value for path, value in by.items() if value != "constant"}
-    if moved and config.relabel.margin_scale > 0:
+    by_pair = {path: value for path, value in by.items() if value != "constant"}
+    if by_pair and config.relabel.margin_scale > 0:
         yield (
-            f"{_listed(moved)} must be constant where relabel.margin_scale is above 0: a margin in "
-            "the ranking part moves what the bounds are calibrated to"
+            f"{_listed(by_pair)} must be constant where relabel.margin_scale is above 0: a margin "
+            "in the ranking part moves what the bounds are calibrated to"
         )
-    moved = {path: value for path, value in moved.items() if (noise, value) != CALIBRATED}
-    if moved and noise != "none":
+    by_pair = {path: value for path, value in by_pair.items() if (noise, value) != CALIBRATED}
+    if by_pair and noise != "none":
         yield (
-            f"{_listed(moved)} must be constant where relabel.noise is {noise}; allowed with "
+            f"{_listed(by_pair)} must be constant where relabel.noise is {noise}; allowed with "
             "noise: label where it is posterior, as labels are probabilities then"
         )
     if noise != "none" and config.dpo.label_smoothing > 0:

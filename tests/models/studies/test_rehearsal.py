@@ -26,19 +26,19 @@ from trimtab.models.studies.variants import (
 def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
     def roles(**lost: float) -> dict[str, Any]:
         examples = [{"category": "main"}]
-        found: dict[str, Any] = {"rehearsal_policy": {"rehearsal.jsonl": examples}}
+        artifacts: dict[str, Any] = {"rehearsal_policy": {"rehearsal.jsonl": examples}}
         for name in ("random", "shared_policy"):
             shown = [*examples, {"category": "forget"}]
-            found[f"rehearsal_{name}"] = {"rehearsal.jsonl": shown}
+            artifacts[f"rehearsal_{name}"] = {"rehearsal.jsonl": shown}
         for name in (*REHEARSALS, *SHARED_REHEARSALS):
             for coef in REHEARSAL_KL_COEFS:
                 rows = [
                     {"set": place, "kl": 2 - 5 * coef, "length": 5, "category": place}
                     for place in ("main", "forget")
                 ]
-                found[f"eval_{name}_{coef:g}"] = {"responses.jsonl": rows}
-                found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
-        return found
+                artifacts[f"eval_{name}_{coef:g}"] = {"responses.jsonl": rows}
+                artifacts[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
+        return artifacts
 
     lost = {"without": 0.4, "policy": 0.3, "random": 0.2, "demonstrations": 0.1}
     shared = {"shared_without": 0.3, "shared_policy": 0.2}

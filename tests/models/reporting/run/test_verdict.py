@@ -19,9 +19,13 @@ from trimtab.models.reporting.run.policies import Drift, Policy, policies
 from trimtab.models.statistics.measured import Estimate
 
 
+def _policies(inputs: dict[str, Path]) -> list[Policy]:
+    """SFT and the arm `full`."""
+    return policies(Artifacts(inputs), ("full",), (), has_gold=False, seed=0)[0]
+
+
 def _verdict(inputs: dict[str, Path]) -> Verdict:
-    found, _ = policies(Artifacts(inputs), ("full",), (), has_gold=False, seed=0)
-    return verdict(found, [], None, "full")
+    return verdict(_policies(inputs), [], None, "full")
 
 
 def _answers(shift: float, share_harmless: float) -> list[Row]:
@@ -68,17 +72,16 @@ def test_a_share_of_few_requests_for_harm_is_not_told(
 def test_the_recipe_for_checking_an_installation_gives_no_answer(
     full_inputs: dict[str, Path],
 ) -> None:
-    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    both = _policies(full_inputs)
     for recipe in ("smoke", "default"):
-        details = verdict(found, [], None, "full", recipe=recipe).details
+        details = verdict(both, [], None, "full", recipe=recipe).details
         assert (claims_module.TOO_SMALL in details) == (recipe == "smoke")
 
 
 def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(
     full_inputs: dict[str, Path],
 ) -> None:
-    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
-    lost = [dataclasses.replace(each, is_promoted=False) for each in found]
+    lost = [dataclasses.replace(policy, is_promoted=False) for policy in _policies(full_inputs)]
     assert ONLY_BY_RULE in verdict(lost, [], None, "full").details
     assert "Held-out judgement did not promote it." in verdict(lost, [], None, None).details
 
@@ -89,16 +92,15 @@ def test_what_was_not_judged_is_not_spoken_of(full_inputs: dict[str, Path]) -> N
 
 
 def _lines(policy: Policy, others: list[Policy]) -> tuple[str, list[str]]:
-    found = verdict([*others, policy], [], None, "full")
+    judgement = verdict([*others, policy], [], None, "full")
     starts = ("Collapse", "Reward hacking")
-    return found.sentence, [line for line in found.details if line.startswith(starts)]
+    return judgement.sentence, [line for line in judgement.details if line.startswith(starts)]
 
 
 def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward(
     full_inputs: dict[str, Path],
 ) -> None:
-    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
-    sft, full = found
+    sft, full = _policies(full_inputs)
     rises, falls = Estimate(1.5, 1.0, 2.0, 64), Estimate(-0.2, -0.3, -0.1, 64)
     trained: dict[str, Any] = {"num_steps": 60, "policy_of_step": 60}
     sound = dataclasses.replace(
@@ -130,17 +132,17 @@ def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward
 def test_the_steps_that_were_rolled_back_are_not_those_of_the_policy(
     full_inputs: dict[str, Path],
 ) -> None:
-    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    sft, full = _policies(full_inputs)
     rises, falls = Estimate(1.5, 1.0, 2.0, 64), Estimate(-0.2, -0.3, -0.1, 64)
     kept = dataclasses.replace(
-        found[1],
+        full,
         collapsed=True,
         collapse_reason="KL is 17",
         drift=Drift(2, rises, falls),
         num_steps=40,
         policy_of_step=20,
     )
-    sentence, (collapse, _) = _lines(kept, found[:1])
+    sentence, (collapse, _) = _lines(kept, [sft])
     assert "hacked" not in sentence
     assert collapse.endswith("the guard stopped PPO, KL is 17, and the policy is that of step 20.")
 
@@ -148,7 +150,7 @@ def test_the_steps_that_were_rolled_back_are_not_those_of_the_policy(
 def test_of_people_s_data_nobody_can_say_whether_a_reward_was_hacked(
     full_inputs: dict[str, Path],
 ) -> None:
-    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    sft, full = _policies(full_inputs)
     rises = Drift(2, Estimate(1.5, 1.0, 2.0, 64), None)
-    trained = dataclasses.replace(found[1], collapsed=False, drift=rises)
-    assert len(_lines(trained, found[:1])[1]) == 1
+    trained = dataclasses.replace(full, collapsed=False, drift=rises)
+    assert len(_lines(trained, [sft])[1]) == 1
