@@ -328,11 +328,13 @@ def _is_hacked(policy: Policy) -> bool:
 
 def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) -> Iterator[str]:
     """Of a policy that PPO trained: collapse and reward hacking, and which other arms show them."""
-    if policy.collapsed is None:
+    if policy.num_steps is None:
         return
     kl = policy.sets[place].kl.text(".2f")
     line = f"Collapse: the KL of an answer to SFT is {kl} nats; "
-    if not policy.collapsed:
+    if policy.collapsed is None:
+        line += f"{policy.num_steps} steps are too few for the guard to tell."
+    elif not policy.collapsed:
         line += "the guard saw none."
     elif policy.policy_of_step == policy.num_steps:
         line += f"the guard warned: {policy.collapse_reason}."

@@ -32,7 +32,7 @@ def first_reason(history: History, config: CollapseConfig) -> str | None:
 def collapse_reason(history: History, config: CollapseConfig) -> str | None:
     """Why the run has collapsed by its last step, or `None`; `history`: monitors of all steps."""
     window = config.window
-    if len(history) < 2 * window:
+    if len(history) < _least_steps(config):
         return None
     read, step, limit = readings(history, window), len(history), config.max_held_out_fall
     if read["kl"] > config.max_kl:
@@ -76,6 +76,17 @@ def held_out_monitors(scores: Tensor, held_out: Tensor) -> dict[str, Tensor]:
         "held_out_disagreement": reported["ensemble_std"],
         "held_out_agreement": gaps.prod(0).sum() / lengths.prod().clamp(min=TINY),
     }
+
+
+def has_collapsed(reason: str | None, num_steps: int, config: CollapseConfig) -> bool | None:
+    """Whether a run has collapsed; `None` if it had too few steps to tell."""
+    if reason is None and num_steps < _least_steps(config):
+        return None
+    return reason is not None
+
+
+def _least_steps(config: CollapseConfig) -> int:
+    return 2 * config.window
 
 
 def readings(history: History, window: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ from trimtab.models.nets.loading import load_critic, load_policy, load_tokenizer
 from trimtab.models.nets.lora import merge_adapters, share_frozen
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.trunk import tie_trunk
-from trimtab.models.stages.ppo_max.guard import collapse_reason, first_reason
+from trimtab.models.stages.ppo_max.guard import collapse_reason, first_reason, has_collapsed
 from trimtab.models.stages.ppo_max.risk import RehearsalRisk
 from trimtab.models.stages.ppo_max.rollout import Experience, RolloutModels, collect
 from trimtab.models.stages.ppo_max.scorers import Scorers
@@ -254,7 +254,7 @@ class PPORun:
             {
                 **tail_means(progress.path),
                 **(self.scorers.judge.summary() if self.scorers.judge is not None else {}),
-                "collapsed": reason is not None,
+                "collapsed": has_collapsed(reason, stopped_at, self.config.guard),
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
                 "policy_of_step": self.step,

@@ -276,6 +276,15 @@ def test_a_run_that_only_warned_says_so_after_it_went_on(
     assert summary["stopped_at_step"] == 5
 
 
+@pytest.mark.parametrize(("window", "collapsed"), [(2, False), (3, None)])
+def test_a_run_of_fewer_steps_than_two_windows_cannot_tell_a_collapse(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], window: int, collapsed: bool | None
+) -> None:
+    config = smoke_config.ppo.model_copy(update={"guard": CollapseConfig(window=window)})
+    output = run_stage("ppo_max", config, tmp_path, **inputs)
+    assert json.loads((output / "summary.json").read_text())["collapsed"] is collapsed
+
+
 def test_the_kl_coefficient_is_steered_and_goes_on_where_it_stood(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:

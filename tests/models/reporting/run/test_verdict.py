@@ -114,6 +114,8 @@ def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward
     assert "+1.50 [+1.00, +2.00] of its spread" in hacking
     assert hacking.endswith("the gold score by +1.50 [+1.00, +2.00].")
     assert "hacked" not in sentence
+    _, (collapse, _) = _lines(dataclasses.replace(sound, collapsed=None), [sft])
+    assert collapse.endswith(" nats; 60 steps are too few for the guard to tell.")
 
     hacked = dataclasses.replace(
         sound, collapsed=True, collapse_reason="KL is 17", drift=Drift(2, rises, falls)
