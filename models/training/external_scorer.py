@@ -2,10 +2,10 @@
 
 It is an `AutoModelForSequenceClassification` folder, or one of the hub, with one label, and reads a
 dialogue as its tokenizer's chat template writes it, or without one the prompt and the answer as a
-pair of texts. Trimtab's own read a text as they were trained to, those of earlier versions too,
-whose tokenizers do not end it. Only safetensors are read, and no code is run that comes with a
-model. Of Llamas and the like (`PACKED`) a prompt is passed once for all its answers; others get
-padded batches of like length.
+pair of texts. A whole text it reads as it is. Trimtab's own read a text as they were trained to,
+those of earlier versions too, whose tokenizers do not end it. Only safetensors are read, and no
+code is run that comes with a model. Of Llamas and the like (`PACKED`) a prompt is passed once for
+all its answers; others get padded batches of like length.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jinja2 import TemplateError
@@ -23,7 +23,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from trimtab.models.data.messages import ASSISTANT_MARK, chat_renderer, dialogue_of
+from trimtab.models.data.messages import (
+    ASSISTANT_MARK,
+    Message,
+    chat_renderer,
+    dialogue_of,
+    render_hh,
+)
 from trimtab.models.nets import counts
 from trimtab.models.nets.device import current_device
 from trimtab.models.nets.freezing import find_layers
@@ -40,8 +46,11 @@ from trimtab.models.training.scoring import distinct_rows
 # Of these classes the score is read at the last token by a head without bias, and attention is
 # plain and causal.
 PACKED = {f"{family}ForSequenceClassification" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-# A prompt and an answer as texts.
-Dialogue = tuple[str, str]
+# A prompt and an answer; or roles and contents of messages that end with an assistant's.
+Exchange = tuple[str, str] | tuple[tuple[str, str], ...]
+# Or a whole text, as by a chat template that was applied already.
+Dialogue = Exchange | str
+D = TypeVar("D", bound=Dialogue)
 
 
 class ExternalScorer:
@@ -87,8 +96,8 @@ class ExternalScorer:
         return cls(model, load_tokenizer_of(name), _is_own(model, folder))
 
     @torch.no_grad()
-    def score(self, dialogues: Sequence[Dialogue], progress: Progress) -> dict[Dialogue, float]:
-        """The score of every different prompt and answer; `num_cut` of them were too long.
+    def score(self, dialogues: Sequence[D], progress: Progress | None = None) -> dict[D, float]:
+        """The score of every different dialogue; `num_cut` of them were too long.
 
         `refused` has those that have none, as the chat template does not take their roles, with
         what it says. Raises ValueError where these are all.
@@ -96,53 +105,68 @@ class ExternalScorer:
         texts = {}
         for dialogue in dict.fromkeys(dialogues):
             try:
-                texts[dialogue] = self._encode(*dialogue)
+                texts[dialogue] = self._encode(dialogue)
             except (TemplateError, ValueError) as error:
                 self.refused[dialogue] = str(error)
         if not texts:
             message = next(iter(self.refused.values()))
             raise ValueError(f"the model's chat template refuses every dialogue: {message}")
+        follow = progress.follow if progress is not None else lambda items, _: items
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
-            return dict(progress.follow(self._padded(texts), len(texts)))
+            return dict(follow(self._padded(texts), len(texts)))
         end = None if self.is_own else self.model.config.pad_token_id
         ids = {dialogue: _strip_padding(text["input_ids"], end) for dialogue, text in texts.items()}
         rows = dict(_with_common_prefix(ids))
-        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Dialogue]] = {}
+        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[D]] = {}
         for dialogue, row in rows.items():
             places.setdefault((tuple(row.prompt), tuple(row.responses[0])), []).append(dialogue)
-        scores = progress.follow(self._packed(list(rows.values())), len(places))
+        scores = follow(self._packed(list(rows.values())), len(places))
         return {dialogue: score for key, score in scores for dialogue in places[key]}
 
-    def _encode(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
+    def _encode(self, dialogue: Dialogue) -> Mapping[str, list[int]]:
         """What the model is given of a dialogue: of too long a one the end."""
         if self.is_own:
-            return self._encode_as_trained(prompt, answer)
-        if self.tokenizer.chat_template is None:
-            pair = self.tokenizer(prompt, answer.strip())
-            if len(pair["input_ids"]) > self.limit:
-                self.num_cut += 1
-                self.tokenizer.truncation_side = "left"
-                pair = self.tokenizer(
-                    prompt, answer.strip(), truncation="longest_first", max_length=self.limit
-                )
-            return pair
-        ids = self.tokenizer.apply_chat_template(
-            dialogue_of(prompt, answer), sanitize_control_tokens=True, return_dict=False
-        )
+            return self._last(self._ids_as_trained(dialogue))
+        if isinstance(dialogue, str):
+            start = self.tokenizer.bos_token  # which a chat template may have written
+            has_start = bool(start) and dialogue.startswith(str(start))
+            ids = self.tokenizer(dialogue, add_special_tokens=not has_start)["input_ids"]
+            return self._last(ids)
+        if self.tokenizer.chat_template is not None:
+            ids = self.tokenizer.apply_chat_template(
+                _messages(dialogue), sanitize_control_tokens=True, return_dict=False
+            )
+            return self._last(ids)
+        prompt, answer = _texts(dialogue)
+        pair = self.tokenizer(prompt, answer.strip())
+        if len(pair["input_ids"]) > self.limit:
+            self.num_cut += 1
+            self.tokenizer.truncation_side = "left"
+            pair = self.tokenizer(
+                prompt, answer.strip(), truncation="longest_first", max_length=self.limit
+            )
+        return pair
+
+    def _last(self, ids: list[int]) -> Mapping[str, list[int]]:
         self.num_cut += len(ids) > self.limit
         return {"input_ids": ids[-self.limit :]}
 
-    def _encode_as_trained(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
+    def _ids_as_trained(self, dialogue: Dialogue) -> list[int]:
         """Prompt, answer and end token, messages as the chat template writes them for training."""
-        template, render = self.tokenizer.chat_template or "", chat_renderer(self.tokenizer)
-        has_messages = prompt.endswith(ASSISTANT_MARK) and HH_TEMPLATE not in template
-        if render is not None and has_messages:
-            *before, last = dialogue_of(prompt, answer)
-            prompt, answer = render(before), last["content"]
+        if isinstance(dialogue, str):
+            prompt, answer = "", dialogue
+        else:
+            prompt, answer = _texts(dialogue)
+            template, render = self.tokenizer.chat_template or "", chat_renderer(self.tokenizer)
+            if (
+                render is not None
+                and HH_TEMPLATE not in template
+                and prompt.endswith(ASSISTANT_MARK)
+            ):
+                *before, last = _messages(dialogue)
+                prompt, answer = render(before), last["content"]
         (row,) = encode(self.tokenizer, [prompt], [[answer]])
-        ids = [*row.prompt, *row.responses[0]]
-        self.num_cut += len(ids) > self.limit
-        return {"input_ids": ids[-self.limit :]}
+        return [*row.prompt, *row.responses[0]]
 
     def _is_packed(self, longest: int) -> bool:
         config = self.model.config
@@ -162,9 +186,7 @@ class ExternalScorer:
                 for response in row.responses:
                     yield (tuple(row.prompt), tuple(response)), next(scores)
 
-    def _padded(
-        self, texts: Mapping[Dialogue, Mapping[str, list[int]]]
-    ) -> Iterator[tuple[Dialogue, float]]:
+    def _padded(self, texts: Mapping[D, Mapping[str, list[int]]]) -> Iterator[tuple[D, float]]:
         """The score of each text, by the model's own forward pass."""
         order = sorted(texts, key=lambda dialogue: len(texts[dialogue]["input_ids"]))
         lengths = [len(texts[dialogue]["input_ids"]) for dialogue in order]
@@ -181,6 +203,24 @@ class ExternalScorer:
             inputs = {name: values.to(self.model.device) for name, values in batch.items()}
             scores = self.model(**inputs).logits.float()[:, 0].tolist()
             yield from zip((order[index] for index in part), scores, strict=True)
+
+
+def _messages(dialogue: Exchange) -> list[Message]:
+    match dialogue:
+        case (str(prompt), str(answer)):
+            return dialogue_of(prompt, answer)
+        case _:
+            return [{"role": role, "content": content} for role, content in dialogue]
+
+
+def _texts(dialogue: Exchange) -> tuple[str, str]:
+    """Prompt and answer; of messages as HH-RLHF text."""
+    match dialogue:
+        case (str(prompt), str(answer)):
+            return prompt, answer
+        case _:
+            *before, last = _messages(dialogue)
+            return render_hh(before), f" {last['content']}"
 
 
 def _is_own(model: PreTrainedModel, folder: Path) -> bool:
@@ -201,12 +241,13 @@ def _strip_padding(ids: list[int], padding: int | None) -> list[int]:
 
 
 def _with_common_prefix(
-    texts: Mapping[Dialogue, list[int]],
-) -> Iterator[tuple[Dialogue, Candidates]]:
+    texts: Mapping[D, list[int]],
+) -> Iterator[tuple[D, Candidates]]:
     """Each text as a response to what all texts of its prompt begin with."""
-    by_prompt: dict[str, list[Dialogue]] = {}
+    by_prompt: dict[Any, list[D]] = {}
     for dialogue in texts:
-        by_prompt.setdefault(dialogue[0], []).append(dialogue)
+        prompt = dialogue if isinstance(dialogue, str) else dialogue[:-1]
+        by_prompt.setdefault(prompt, []).append(dialogue)
     for dialogues in by_prompt.values():
         ids = [texts[dialogue] for dialogue in dialogues]
         both = zip(min(ids), max(ids), strict=False)  # the prefix of these two is that of all

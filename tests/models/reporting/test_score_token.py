@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer,
 from trimtab.models.reporting.export import ExportedScorer, export_scorer
 from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.reporting.score_token import MARK, end_texts
-from trimtab.models.training.external_scorer import ExternalScorer
+from trimtab.models.training.external_scorer import Dialogue, ExternalScorer
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import score_texts
 
@@ -221,6 +221,24 @@ def test_trimtab_reads_the_same_score_of_what_it_exported(saved: Saved, tmp_path
         ]
         found = scored_by(saved.exported, dialogues)
         assert [*found.values()] == pytest.approx(scores[:2], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_trimtab_reads_the_same_score_of_messages_and_whole_texts(saved: Saved) -> None:
+    end = load_tokenizer(saved.model).eos_token
+    asked: Sequence[Sequence[Dialogue]] = [
+        [
+            tuple((said["role"], said["content"]) for said in messages)
+            for messages, _, _ in saved.rows
+        ],
+        saved.texts,
+        [f"{text}{end}" for text in saved.texts],
+    ]
+    scorer = ExternalScorer.load(str(saved.exported))
+    for dialogues in asked:
+        found = scorer.score(dialogues)
+        scores = [found[dialogue] for dialogue in dialogues]
+        assert scores == pytest.approx(saved.expected(), abs=1e-5)
 
 
 @pytest.mark.slow
