@@ -16,6 +16,7 @@ from trimtab.models.reporting.kit.html import new_environment
 from trimtab.models.reporting.kit.names import (
     EMBEDDING_MODELS,
     MEASURE_NAMES,
+    PROBE_NAMES,
     SETS,
     STRENGTH_NAMES,
     policy_name,
@@ -30,6 +31,7 @@ FIGURES = {
     "clean_accuracy": "Accuracy on right labels",
     "label_ece_width": "Calibration error, the labels of the test pairs, equal width",
     "votes_ece_mass": "Calibration error, people's votes, equal mass",
+    "longer_preferred": "Prefers the longer of two answers",
 }
 # Roles, by their beginning, that are made before labels are treated.
 UNTREATED = ("sft", "member_", "cross_fitted_member_")
@@ -99,6 +101,10 @@ def model_card(exported: Exported) -> str:
         scorer=exported.scorer,
         num_empty=exported.num_empty,
         figures=[(_cell(words), estimate) for words, estimate in _figures(exported)],
+        probes=[
+            (PROBE_NAMES[name], probe)
+            for name, probe in _scorer(exported).get("probes", {}).items()
+        ],
         audit=list(_audit(exported)),
         base=base,
         has_base=bool(start),
@@ -169,19 +175,25 @@ def _voters(exported: Exported) -> str:
 
 def _figures(exported: Exported) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Words and estimate of everything that the scorecard has of it."""
-    for name, scorer in exported.card.get("scorers", {}).items():
-        if exported.role in (name, scorer["role"]):
-            measures = {words: scorer[figure] for figure, words in FIGURES.items()}
-            for category, scores in scorer["categories"].items():
-                measures[f"Agreement with labels, {category}"] = scores.get("accuracy")
-            yield from ((words, share) for words, share in measures.items() if share)
-            return
+    if scorer := _scorer(exported):
+        measures = {words: scorer.get(figure) for figure, words in FIGURES.items()}
+        for category, scores in scorer["categories"].items():
+            measures[f"Agreement with labels, {category}"] = scores.get("accuracy")
+        yield from ((words, share) for words, share in measures.items() if share)
+        return
     for policy in exported.card.get("policies", []):
         for place, outcomes in policy["against_sft"].items():
             for measure, outcome in outcomes.items():
                 if exported.role == f"policy_{policy['name']}":
                     judge, name = MEASURE_NAMES.get(measure, measure), SETS.get(place, place)
                     yield f"Wins minus losses against SFT, {name}, by {judge}", outcome["net"]
+
+
+def _scorer(exported: Exported) -> Mapping[str, Any]:
+    """What the scorecard says of a scorer; empty where it does not."""
+    of_run = exported.card.get("scorers", {}).items()
+    exports = (scorer for name, scorer in of_run if exported.role in (name, scorer["role"]))
+    return next(exports, {})
 
 
 def _cell(words: str) -> str:

@@ -65,6 +65,7 @@ from trimtab.models.training.learner import Metrics
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
+from trimtab.models.training.probes import probe
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import map_rows, with_trunk
 from trimtab.models.training.stage import Row, Stage
@@ -79,8 +80,8 @@ def run(config: AdvantageModelConfig, stage: Stage) -> None:
     `trunk`, `data`.
 
     The last five are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
-    has the prompts of `expected_reward`. Output: model/, scores.jsonl; with
-    `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
+    has the prompts of `expected_reward`. Output: model/, scores.jsonl, probes.jsonl;
+    with `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
     policy = stage.inputs["policy"] / "model"
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed, has_expected=True)
@@ -115,10 +116,12 @@ def run(config: AdvantageModelConfig, stage: Stage) -> None:
         refit_expected_reward(model.eval(), term.rows, term.categories)
         setattr(model.config, _LEARNED, True)
     scores, accuracy = score_splits(model, tokenizer, stage)
+    probes = probe(model, tokenizer, stage.inputs["preferences"])
     held_out, agreement = _compare_held_out(config, model, stage)
     distributed.leave()
     stage.write_model(model, tokenizer)
     stage.write_rows("scores.jsonl", scores)
+    stage.write_rows("probes.jsonl", probes)
     if held_out:
         stage.write_rows("expected_rewards.jsonl", held_out)
     summary |= accuracy | agreement

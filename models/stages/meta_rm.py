@@ -57,6 +57,7 @@ from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.optimiser import Ascent, WholeAscent
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
+from trimtab.models.training.probes import probe
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk
 from trimtab.models.training.stage import Row, Stage
@@ -69,8 +70,8 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     `trunk`.
 
     The last three are optional. Output: model/ (same kind as the scorer that came in),
-    scores.jsonl, spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the
-    mean difference of its answers' scores before and after).
+    scores.jsonl, probes.jsonl, spreads.jsonl (of each prompt of the meta set, and of `num_held_out`
+    others, the mean difference of its answers' scores before and after).
     """
     scorer = stage.inputs["scorer"] / "model"
     limit = context_length(load_config(scorer))
@@ -108,9 +109,11 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
         refit_expected_reward(model, meta_rows, categories)
     after = score_spreads(model, rows)
     scores, accuracy = score_splits(model, tokenizer, stage)
+    probes = probe(model, tokenizer, stage.inputs["preferences"])
     distributed.leave()
     stage.write_model(model, tokenizer)
     stage.write_rows("scores.jsonl", scores)
+    stage.write_rows("probes.jsonl", probes)
     sets = [{"set": "meta"} for _ in prompts] + [{"set": "held_out"} for _ in others]
     columns = {"before": before, "after": after}
     stage.write_rows("spreads.jsonl", with_columns(sets, columns))

@@ -39,6 +39,7 @@ from trimtab.models.training.data import (
 )
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.probes import probe
 from trimtab.models.training.progress import append_rows
 from trimtab.models.training.scoring import score_rows
 from trimtab.models.training.stage import Row, Stage
@@ -51,9 +52,9 @@ FOLD_SEED = 0
 def run(config: RewardModelConfig, stage: Stage) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `trunk`.
 
-    Output: scores.jsonl; unless told otherwise model/; with `score_every`, validation.jsonl. With
-    `planted_share`, rows say `is_planted`, and chosen_score is of the answer that stands as the
-    better one in the copy, as of `embedding_model`.
+    Output: scores.jsonl; unless told otherwise model/ and probes.jsonl; with `score_every`,
+    validation.jsonl. With `planted_share`, rows say `is_planted`, and chosen_score is of the answer
+    that stands as the better one in the copy, as of `embedding_model`.
     """
     policy = stage.inputs["policy"] / "model"
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed)
@@ -87,9 +88,12 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     splits = HELD_OUT if "pairs" in stage.inputs else SPLITS
     copy = is_flipped if config.planted_share else None
     scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
+    if config.saves_model:
+        probes = probe(model, tokenizer, stage.inputs["preferences"])
     distributed.leave()
     if config.saves_model:
         stage.write_model(model, tokenizer)
+        stage.write_rows("probes.jsonl", probes)
     stage.write_rows("scores.jsonl", scores)
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
         shutil.copyfile(curve.path, stage.output / curve.path.name)

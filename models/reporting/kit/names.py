@@ -33,6 +33,13 @@ STRENGTH_NAMES = {
     "ratings": "the same answers in other pairs",
     "length": "difference in words",
 }
+# Changed answers that scorers are probed with.
+PROBE_NAMES = {
+    "empty": "no answer",
+    "repeated": "the answer twice",
+    "polite": "the answer with thanks behind it",
+    "other_prompt": "the answer to another prompt",
+}
 
 
 def capitalised(text: str) -> str:

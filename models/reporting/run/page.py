@@ -17,6 +17,7 @@ from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import points, render_page
+from trimtab.models.reporting.kit.names import PROBE_NAMES
 from trimtab.models.reporting.run.charts import (
     SCORER_NAMES,
     cost_chart,
@@ -75,6 +76,7 @@ def render(
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
         scorer_names=SCORER_NAMES,
+        probe_names=PROBE_NAMES,
         claim_units=CLAIM_UNITS,
         final=final,
         measure=measure,

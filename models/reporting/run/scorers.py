@@ -12,13 +12,18 @@ from torch import Tensor
 
 from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs, is_clear
-from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
+from trimtab.models.reporting.kit.names import EMBEDDING_MODELS, PROBE_NAMES
 from trimtab.models.statistics.calibration import (
     Binning,
     expected_calibration_error,
     pair_confidence,
 )
-from trimtab.models.statistics.estimates import biased_estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.estimates import (
+    biased_estimate,
+    cluster_ids,
+    mean_estimate,
+    share_estimate,
+)
 from trimtab.models.statistics.measured import Estimate
 
 NUM_BINS = 10
@@ -44,6 +49,17 @@ class CategoryScores:
     accuracy: Estimate | None
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A changed answer beside the answer of a test pair that the labels prefer, over prompts.
+
+    shift: of the score, in its unit. preferred: the share in which the changed one scores higher.
+    """
+
+    shift: Estimate
+    preferred: Estimate
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
     """One scorer on the test pairs.
@@ -55,7 +71,8 @@ class Scorer:
     category_mean_spread: standard deviation over categories (dividing by their number) of the mean
     score of all test answers; category_std: mean over categories of the standard deviation within;
     spread_ratio: the former over the latter, free of the scorer's unit (None with fewer than two
-    categories).
+    categories). longer_preferred: how often it prefers the longer answer, in words, of test pairs
+    whose answers differ in length. probes: by name of `trimtab.models.training.probes`.
     """
 
     role: str
@@ -71,7 +88,9 @@ class Scorer:
     category_mean_spread: Estimate | None = None
     category_std: Estimate | None = None
     spread_ratio: Estimate | None = None
+    longer_preferred: Estimate | None = None
     categories: dict[str, CategoryScores]
+    probes: dict[str, Probe]
 
 
 @dataclass(frozen=True)
@@ -110,8 +129,36 @@ def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
         **measures,
         **_errors_of_votes(artifacts, role, seed),
         **_spreads(artifacts, role, seed),
+        longer_preferred=_longer_preferred(artifacts, role),
         categories=_categories(artifacts, role),
+        probes=_probes(artifacts, role, seed),
     )
+
+
+def _longer_preferred(artifacts: Artifacts, role: str) -> Estimate | None:
+    scored = artifacts.labelled_gaps(role)
+    more = torch.tensor([_num_more_words(row) for row in scored.rows])
+    differs = more != 0
+    prefers_longer = scored.gap[differs] * more[differs] > 0
+    return share_estimate(
+        prefers_longer, cluster_ids(row["prompt"] for row in scored.rows)[differs]
+    )
+
+
+def _num_more_words(row: Row) -> int:
+    """How many words `chosen` has more than `rejected`."""
+    return len(words_of(row["chosen"])) - len(words_of(row["rejected"]))
+
+
+def _probes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Probe]:
+    rows = artifacts.rows(role, "probes.jsonl")
+    probes = {}
+    for name in [name for name in PROBE_NAMES if rows and name in rows[0]]:
+        shift = torch.tensor([row[name] - row["chosen"] for row in rows], dtype=torch.float64)
+        preferred = share_estimate(shift > 0, None)
+        assert preferred is not None
+        probes[name] = Probe(mean_estimate(shift, seed), preferred)
+    return probes
 
 
 def _errors_of_votes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Estimate | None]:
@@ -227,7 +274,7 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     pairs = artifacts.pairs("test")
     if not pairs:
         return None
-    more = [len(words_of(row["chosen"])) - len(words_of(row["rejected"])) for row in pairs]
+    more = [_num_more_words(row) for row in pairs]
     right = [0.5 if number == 0 else float(number > 0) for number in more]
     clusters = cluster_ids(row["prompt"] for row in pairs)
     clear = [n for n, row in enumerate(pairs) if is_clear(artifacts.truth.get(row["id"]))]

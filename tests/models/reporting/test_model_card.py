@@ -1,9 +1,10 @@
-"""The card of exported pairs says who voted, and what was changed."""
+"""The card of exported pairs says who voted, and what was changed; a scorer's, how it is probed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from trimtab.models.reporting.export import ExportedScorer
 from trimtab.models.reporting.model_card import Exported, model_card
 
 AUDIT = {"num_pairs": 100, "num_looks_wrong": 4, "num_flipped": 0, "num_dropped": 0}
@@ -49,3 +50,23 @@ def test_weights_are_a_change() -> None:
     assert "No label was changed." in _card(["style"])
     text = _card(["style"], num_weighted=7)
     assert "Of all labels 7 given a lower weight." in text and "No label was changed" not in text
+
+
+def test_a_scorer_s_card_says_what_it_makes_of_changed_answers() -> None:
+    def found(value: float, low: float, high: float) -> dict[str, float]:
+        return {"value": value, "low": low, "high": high, "count": 200}
+
+    probe = {"shift": found(0.5, 0.25, 0.75), "preferred": found(0.6, 0.53, 0.67)}
+    scorer = {"role": "reward_model", "categories": {}, "probes": {"repeated": probe}}
+    entry: dict[str, Any] = {"role": "reward_model", "stage": "reward_model", "digest": "d"}
+    entry |= {"versions": {}, "parents": {}}
+    of_export = ExportedScorer(
+        ["reward"], False, {"score_token": "<end>", "is_always_appended": True}
+    )
+    card = {"scorers": {"relabelled": scorer | {"longer_preferred": found(0.7, 0.6, 0.8)}}}
+    text = model_card(Exported("run", "", {}, card, entry, scorer=of_export))
+    assert "| Prefers the longer of two answers | 0.700 | [0.600, 0.800] | 200 |" in text
+    row = "| the answer twice | +0.50 | [+0.25, +0.75] | 0.600 | [0.530, 0.670] | 200 |"
+    assert row in text
+    without = {"scorers": {"relabelled": scorer | {"probes": {}}}}
+    assert "## Probes" not in model_card(Exported("run", "", {}, without, entry, scorer=of_export))

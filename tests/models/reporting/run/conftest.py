@@ -102,6 +102,11 @@ def scorer_files(scale: float = 1.0) -> dict[str, Any]:
     """What a scorer leaves for the report."""
     return {
         "scores.jsonl": score_rows(scale),
+        "probes.jsonl": [
+            {"id": "e0", "chosen": 2.0 * scale, "empty": 0.0, "repeated": 3.0 * scale},
+            {"id": "e2", "chosen": 5.0 * scale, "empty": 0.0, "repeated": 4.0 * scale},
+            {"id": "e3", "chosen": 4.0 * scale, "empty": 0.0, "repeated": 8.0 * scale},
+        ],
         "summary.json": {"num_trained_pairs": len(TRAIN)},
     }
 

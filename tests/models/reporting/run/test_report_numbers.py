@@ -179,6 +179,14 @@ def test_scorer_by_hand(label_inputs: Inputs) -> None:
     assert value(scorer.category_mean_spread) == pytest.approx(1.5)
     assert value(scorer.spread_ratio) == pytest.approx(1.5 / math.sqrt(0.5))
     assert scorer.num_trained_pairs == 6
+    # Rejected is longer in all; ahead in none, and equal scores are no preference.
+    assert value(scorer.longer_preferred) == 0.0
+    # The answer twice: 3 - 2, 4 - 5, 8 - 4. None: -2, -5, -4.
+    assert list(scorer.probes) == ["empty", "repeated"]
+    assert value(scorer.probes["repeated"].shift) == pytest.approx(4 / 3)
+    assert value(scorer.probes["repeated"].preferred) == pytest.approx(2 / 3)
+    assert value(scorer.probes["empty"].shift) == pytest.approx(-11 / 3)
+    assert value(scorer.probes["empty"].preferred) == 0.0
 
 
 def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
