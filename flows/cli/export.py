@@ -16,7 +16,12 @@ from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
-from trimtab.models.reporting.export import NoProbabilityError, export_pairs, export_scorer
+from trimtab.models.reporting.export import (
+    NoProbabilityError,
+    export_pairs,
+    export_scorer,
+    name_for_transformers_4,
+)
 from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.specs import SPECS
 
@@ -121,6 +126,8 @@ def _write(
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
     if exported.kind == "scorer":
         exported = replace(exported, scorer=export_scorer(target))
+    elif exported.kind == "policy":
+        name_for_transformers_4(target)
     (target / "README.md").write_text(model_card(exported), "utf-8")
 
 

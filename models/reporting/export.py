@@ -66,7 +66,37 @@ def export_scorer(folder: Path) -> ExportedScorer:
     _give_padding(folder, config)
     config[MARK] = end_texts(folder)
     write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    name_for_transformers_4(folder)
     return ExportedScorer(labels, has_expected, config[MARK])
+
+
+def name_for_transformers_4(folder: Path) -> None:
+    """Write what transformers 5 names anew in a `save_pretrained` folder under its former name too.
+
+    transformers 4, which vLLM, verl and others still run, passes over `rope_parameters`: it would
+    turn positions by a base of 10,000 and say nothing. Files are replaced, not edited.
+    """
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    rope = config.get("rope_parameters") or {}
+    local = rope.get("sliding_attention", {})
+    rope = rope.get("full_attention", rope)
+    if "rope_theta" in rope:
+        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        config["rope_theta"] = rope["rope_theta"]
+        config["rope_scaling"] = scaling if scaling.get("rope_type") != "default" else None
+    if "rope_theta" in local:
+        config["rope_local_base_freq"] = local["rope_theta"]
+    config["torch_dtype"] = config.get("dtype")
+    write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    if isinstance(tokens := settings.pop("extra_special_tokens", None), list):
+        settings["additional_special_tokens"] = tokens
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    write(path, json.dumps(settings, indent=2, ensure_ascii=False))
 
 
 def _change_tensor(folder: Path, names: tuple[str, ...], change: Callable[[Array], Array]) -> bool:

@@ -11,8 +11,8 @@ pair, or messages. So the end token stands in three places of an exported folder
 3. The chat template writes a closing answer as it was learned: behind the prompt that generation
    starts from, up to the end token.
 
-Where a tokenizer's own normalizer is at odds with (1) its post-processor adds the token, to what is
-tokenised with special tokens, as is the default.
+Where a tokenizer's own normalizer is at odds with (1), or none is read (`REBUILT`), its
+post-processor adds the token, to what is tokenised with special tokens, as is the default.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from trimtab.models.synthetic.tasks import ASSISTANT, USER
 # In a model's config.json: the token that the score is read at, and whether the tokenizer puts it
 # behind every text or only where special tokens are asked for.
 MARK = "trimtab"
+# Models whose tokenizer transformers 5 builds anew, without the normalizer of tokenizer.json.
+REBUILT = ("qwen2",)
 # Of models that have no template of their own, messages as Trimtab writes them.
 HH_TEMPLATE = (
     f"{{%- set names = {json.dumps(HH_NAMES)} -%}}"
@@ -80,7 +82,7 @@ def end_texts(folder: Path) -> dict[str, Any]:
     changed = _ended_by_normalizer(
         backend, end, [*sorted(open_ends), *(token for token in tokens if token == ASSISTANT)]
     )
-    is_always = _ends_texts(changed, backend, end)
+    is_always = _model_type(folder) not in REBUILT and _ends_texts(changed, backend, end)
     if not is_always:
         changed = _ended_by_post_processor(backend, end)
     for name in ("add_bos_token", "add_eos_token", "add_prefix_space", "chat_template"):
@@ -104,6 +106,11 @@ def end_token(settings: Mapping[str, Any]) -> str | None:
     token = settings.get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     return str(text) if text else None
+
+
+def _model_type(folder: Path) -> str | None:
+    path = folder / "config.json"
+    return json.loads(path.read_text("utf-8")).get("model_type") if path.is_file() else None
 
 
 def _template(folder: Path, settings: dict[str, Any], backend: dict[str, Any]) -> tuple[str, str]:

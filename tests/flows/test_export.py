@@ -74,7 +74,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         publish(f"member_{number}", "reward_model", model({"0": "reward"}))
     publish("reward_model", "reward_model", model({"0": "reward"}))
     publish("advantage_model", "advantage_model", model(LABELS))
-    publish("policy_full", "ppo_max", {"model/model.safetensors": {"a": np.ones(1)}, "x.jsonl": ""})
+    weights = {"model/model.safetensors": {"a": np.ones(1)}}
+    publish("policy_full", "ppo_max", {**model({}), **weights, "x.jsonl": ""})
 
     config = apply_changes(recipe_named("smoke"), {"seed": 3, "ppo": {"kl_coef": 0.3}})
     name = name_run(config, "rlhf", "mine")

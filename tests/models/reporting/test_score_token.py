@@ -21,15 +21,22 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     pipeline,
 )
 
 from tests.models.judge.tiny import tiny_tokenizer
+from tests.tools.supported_models import TRAINED, write_base
 from trimtab.infra.tracking.model_folder import SCORER, make_model_folder
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer, save_model
-from trimtab.models.reporting.export import ExportedScorer, export_scorer
+from trimtab.models.reporting.export import (
+    ExportedScorer,
+    export_scorer,
+    name_for_transformers_4,
+)
 from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.reporting.score_token import MARK, end_texts
 from trimtab.models.training.external_scorer import Dialogue, ExternalScorer
@@ -44,6 +51,14 @@ DIALOGUES = {
         ("Name a fruit.\n\nA sweet one", "Pears <are> sweet,\n\nand so are apples >"),
         ("é?", "Ein Übel\n"),
     ],
+}
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
 }
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
 
@@ -139,7 +154,39 @@ def _old_llama(folder: Path) -> Saved:
     return _saved(folder, model, "text", "\n\nHuman: {}\n\nAssistant:".format, " ")
 
 
-BASES = {"qwen3": _qwen3, "gpt2": _gpt2, "llama_2": _old_llama}
+def _qwen2(folder: Path) -> Saved:
+    """Its tokenizer is built anew by transformers, whatever tokenizer.json says of a normalizer."""
+    tokenizer, sizes = tiny_tokenizer(), {**SIZES, "num_key_value_heads": 1}
+    ends = {"eos_token_id": 1, "pad_token_id": 1, "bos_token_id": None}
+    config = Qwen2Config(vocab_size=260, intermediate_size=32, **sizes, **ends)
+    Qwen2ForCausalLM(config).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    model = _scorer(
+        folder, Qwen2ForCausalLM(config), AutoTokenizer.from_pretrained(folder / "base")
+    )
+    template = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    return _saved(folder, model, "text", template.format, "")
+
+
+def _long_positions(folder: Path) -> Saved:
+    """Positions turned by a base and a scaling that are not the usual ones."""
+    tokenizer, sizes = tiny_tokenizer(), {**SIZES, "num_key_value_heads": 1}
+    ends = {"eos_token_id": 1, "pad_token_id": 1, "bos_token_id": None}
+    config = LlamaConfig(
+        vocab_size=258, intermediate_size=32, **sizes, **ends, rope_parameters=ROPE
+    )
+    model = _scorer(folder, LlamaForCausalLM(config), tokenizer)
+    template = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    return _saved(folder, model, "text", template.format, "")
+
+
+BASES = {
+    "qwen3": _qwen3,
+    "qwen2": _qwen2,
+    "gpt2": _gpt2,
+    "llama_2": _old_llama,
+    "long_positions": _long_positions,
+}
 
 
 @pytest.fixture(params=["reward_model", "advantage_model", *BASES])
@@ -316,6 +363,50 @@ def test_a_prompt_and_tokens_by_themselves_stay_as_they_are(tmp_path: Path) -> N
     again = tmp_path / "again"
     tokenizer.save_pretrained(again)
     assert AutoTokenizer.from_pretrained(again)("a").input_ids == own("a<|im_end|>").input_ids
+
+
+def test_what_transformers_4_reads_is_there(tmp_path: Path) -> None:
+    """By the names that its configurations and tokenizers had: `rope_parameters` it passes over."""
+    folder = _long_positions(tmp_path).exported
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {name: value for name, value in ROPE.items() if name != "rope_theta"}
+    assert (config["rope_theta"], config["rope_scaling"]) == (100.0, scaling)
+    assert config["torch_dtype"] == config["dtype"] == "float32"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["additional_special_tokens"] == ["<|im_start|>"]
+    assert "extra_special_tokens" not in settings  # there a mapping
+    # Without these a tokenizer gives token types, which GPT-2 adds to its embeddings.
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+def test_both_bases_of_positions_are_named(tmp_path: Path) -> None:
+    base = next(each for each in TRAINED if each.kind == "gemma3_text")
+    write_base(tmp_path, base.kind, base.variants["window"], has_template=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["full_attention"]["rope_theta"] = 2e6
+    config["rope_parameters"]["sliding_attention"]["rope_theta"] = 3e4
+    path.write_text(json.dumps(config))
+    name_for_transformers_4(tmp_path)
+    config = json.loads(path.read_text())
+    found = [config[name] for name in ("rope_theta", "rope_scaling", "rope_local_base_freq")]
+    assert found == [2e6, None, 3e4]
+
+
+@pytest.mark.slow
+def test_the_tokenizer_of_every_supported_model_ends_texts(tmp_path: Path) -> None:
+    for base in TRAINED:
+        folder = tmp_path / base.kind
+        write_base(
+            folder / "base", base.kind, next(iter(base.variants.values())), has_template=True
+        )
+        shutil.copytree(folder / "base", folder / "exported")
+        end_texts(folder / "exported")
+        name_for_transformers_4(folder / "exported")
+        before, after = (AutoTokenizer.from_pretrained(folder / n) for n in ("base", "exported"))
+        ids = before("a b", add_special_tokens=False).input_ids
+        assert after("a b").input_ids == [*ids, before.eos_token_id], base.kind
 
 
 def test_numbered_tokens_are_few_patterns(tmp_path: Path) -> None:
