@@ -13,7 +13,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
@@ -289,16 +291,16 @@ def test_trimtab_reads_the_same_score_of_messages_and_whole_texts(saved: Saved) 
 
 
 @pytest.mark.slow
-def test_mlflow_and_trl_read_the_same_score(saved: Saved, tmp_path: Path, policy: Path) -> None:
-    import mlflow
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_trl_reads_the_same_score(saved: Saved, tmp_path: Path, policy: Path, kind: str) -> None:
+    import trl
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
 
     expected = pytest.approx(saved.expected(), abs=1e-5)
-    trainer = GRPOTrainer(
+    trainer = getattr(trl, f"{kind}Trainer")(
         model=str(policy / "model"),
         reward_funcs=str(saved.exported),
-        args=GRPOConfig(
+        args=getattr(trl, f"{kind}Config")(
             output_dir=str(tmp_path / "trl"),
             use_cpu=True,
             bf16=False,
@@ -321,6 +323,13 @@ def test_mlflow_and_trl_read_the_same_score(saved: Saved, tmp_path: Path, policy
     if _is_always_ended(saved):
         _, prompts, texts = map(list, zip(*saved.rows, strict=True))
         assert rewards(prompts, texts) == expected
+
+
+@pytest.mark.slow
+def test_mlflow_reads_the_same_score(saved: Saved, tmp_path: Path) -> None:
+    import mlflow
+
+    expected = pytest.approx(saved.expected(), abs=1e-5)
     made = tmp_path / "mlflow"
     made.mkdir()
     make_model_folder(shutil.copytree(saved.exported, tmp_path / "copy"), made, SCORER)
@@ -328,6 +337,25 @@ def test_mlflow_and_trl_read_the_same_score(saved: Saved, tmp_path: Path, policy
     assert found["score"].tolist() == expected
     classify = mlflow.transformers.load_model(str(made))
     assert [each["score"] for each in classify(saved.texts)] == expected
+
+
+# transformers names GPT-2's head of token classes otherwise.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "saved",
+    ["reward_model", "advantage_model", *(base for base in BASES if base != "gpt2")],
+    indirect=True,
+)
+def test_verl_reads_the_same_score(saved: Saved) -> None:
+    """Which loads a model of token classes, and takes what it says of a dialogue's last token."""
+    config = AutoConfig.from_pretrained(saved.exported, classifier_dropout=0.0)
+    model = AutoModelForTokenClassification.from_pretrained(saved.exported, config=config).eval()
+    tokenizer = AutoTokenizer.from_pretrained(saved.exported)
+    for (messages, _, _), expected in zip(saved.rows, saved.expected(), strict=True):
+        tokens = tokenizer.apply_chat_template([messages], return_dict=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**tokens).logits
+        assert logits[0, -1].tolist() == pytest.approx([expected], abs=1e-5)
 
 
 @pytest.mark.slow
