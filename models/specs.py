@@ -284,10 +284,11 @@ DPO = StageSpec(
     "dpo",
     policy.DPOConfig,
     "gpu",
-    required=("policy", "reference", "preferences"),
-    optional=("pairs", "trunk", "rehearsal"),
+    required=("policy", "preferences"),
+    optional=("reference", "pairs", "trunk", "rehearsal"),
     makes="policy",
-    doc="A policy by DPO on raw pairs, or on relabelled `pairs`.",
+    doc="A policy by DPO or a relative of it, most against a `reference`; on raw pairs, or on "
+    "relabelled `pairs`.",
 )
 CPL = StageSpec(
     "cpl",

@@ -452,11 +452,21 @@ def _vote_mistakes(config: RunConfig) -> Iterator[str]:
             f"{_listed(by_pair)} must be constant where relabel.noise is {noise}; allowed with "
             "noise: label where it is posterior, as labels are probabilities then"
         )
-    if noise != "none" and config.dpo.label_smoothing > 0:
+    if noise != "none" and config.dpo.loss == "robust":
+        yield (
+            f"dpo.loss must not be robust where relabel.noise is {noise}: both are made of how "
+            "often labels are wrong; allowed: sigmoid, with dpo.label_smoothing=0"
+        )
+    elif noise != "none" and config.dpo.label_smoothing > 0:
         yield (
             f"dpo.label_smoothing must be 0 where relabel.noise is {noise}, found "
             f"{config.dpo.label_smoothing:g}: both are made of how often labels are wrong, and the "
             "smoothing undoes an unbiased loss"
+        )
+    if config.dpo.loss == "kto" and config.relabel.margin_scale > 0:
+        yield (
+            "relabel.margin_scale must be 0 where dpo.loss is kto, found "
+            f"{config.relabel.margin_scale:g}: KTO compares no two answers"
         )
 
 

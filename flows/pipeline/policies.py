@@ -217,7 +217,7 @@ def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
         spec,
         run.seeded(config),
         policy=run["sft"],
-        **({"reference": run["sft"]} if "reference" in spec.inputs else {}),
+        **({"reference": run["sft"]} if config.needs_reference else {}),
         preferences=run["preferences"],
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train, is_scorer=False),

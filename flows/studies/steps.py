@@ -26,6 +26,7 @@ from trimtab.models.config.reward import AdvantageModelConfig, MetaRMConfig, Rel
 from trimtab.models.specs import (
     ADVANTAGE_MODEL,
     COMPARISONS,
+    DPO,
     HEAD_TO_HEAD,
     META_RM,
     PPO_MAX,
@@ -239,6 +240,24 @@ def add_policy(
         label=f"PPO {name}",
     )
     add_outcome(run, name, scored_by or "scorer_raw")
+
+
+def add_dpo(run: Run, name: str, changes: Mapping[str, Any], pairs: str) -> None:
+    """`policy_<name>`: the arm dpo, changed, on the pairs of the role `pairs`; and `eval_<name>`,
+    measured by the ensemble's first member."""
+    config = with_changes(run.config.dpo, changes)
+    add(
+        run,
+        f"policy_{name}",
+        DPO,
+        run.seeded(config),
+        policy="sft",
+        reference="sft" if config.needs_reference else None,
+        pairs=pairs,
+        trunk=trunk_for(run, config.train, is_scorer=False),
+        label=f"DPO {name}",
+    )
+    measure(run, name, run[f"policy_{name}"], run["member_0"])
 
 
 def add_outcome(run: Run, name: str, scorer: str, start: str = "sft") -> None:

@@ -1,4 +1,5 @@
-"""The arms of what is swept: constants, each method's strength, temperatures of sampling.
+"""The arms of what is swept: constants, strengths of methods and of DPO's losses, wrong labels,
+temperatures of sampling.
 
 On the frontier all but the strength is shared: pairs, SFT policy, scorers, rehearsed examples.
 Methods that sample take as many responses at every strength; HIR has none, and
@@ -18,8 +19,10 @@ from trimtab.flows.pipeline.policies import measure, train_policies, train_polic
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.run import Run
 from trimtab.flows.studies.steps import (
+    add,
     add_both_scorers,
     add_comparison,
+    add_dpo,
     add_meta_rm,
     add_pairs_of_two_policies,
     add_policy,
@@ -28,9 +31,23 @@ from trimtab.flows.studies.steps import (
     add_strength,
     add_weighed,
     changed,
+    treatment_of,
 )
 from trimtab.models.config.arms import Arm
-from trimtab.models.studies.variants import CONSTANTS, STRENGTHS, TEMPERATURES, Constant
+from trimtab.models.specs import RELABEL
+from trimtab.models.studies.variants import (
+    CONSTANTS,
+    DPO_LOSSES,
+    LOSS_BETAS,
+    NOISE_LABELS,
+    NOISE_LOSSES,
+    NOISE_SHARES,
+    STRENGTHS,
+    TAKE_THE_RATE,
+    TEMPERATURES,
+    Constant,
+    flipped,
+)
 
 
 def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
@@ -127,6 +144,36 @@ def frontier(run: Run) -> None:
             train_policy(swept, arm)
             for role in swept.roles.keys() - shared.keys():
                 run[f"{role}_{name}"] = swept[role]
+
+
+def dpo_losses(run: Run) -> None:
+    """`eval_<loss>_<beta>`: each loss of DPO at several beta, on the recipe's pairs."""
+    run = changed(run, {"arms": ("dpo",)})
+    add_strength(run)
+    measure(run, "sft", run["sft"], run["member_0"])
+    for loss, variant in DPO_LOSSES.items():
+        for beta in LOSS_BETAS[loss]:
+            add_dpo(run, f"{loss}_{beta:g}", {**variant.changes, "beta": beta}, "relabelled")
+
+
+def dpo_noise(run: Run) -> None:
+    """`<share>eval_<loss>_<labels>`: losses on labels of which shares are turned round, as given
+    and relabelled by the recipe's vote on them."""
+    for share in NOISE_SHARES:
+        changes = {"comparisons": {"flip_share": share}, "arms": ("dpo",)}
+        noisy = replace(changed(run, changes), roles={})
+        add_strength(noisy)
+        for labels, treatment in NOISE_LABELS.items():
+            add(noisy, f"pairs_{labels}", RELABEL, treatment_of(noisy, treatment))
+            for loss, variant in NOISE_LOSSES.items():
+                rate = {"label_smoothing": share} if loss in TAKE_THE_RATE else {}
+                if share > 0 or not rate:
+                    name = f"{loss}_{labels}"
+                    add_dpo(noisy, name, {**variant.changes, **rate}, f"pairs_{labels}")
+        if "eval_sft" not in run.roles:
+            measure(noisy, "sft", noisy["sft"], noisy["member_0"])
+            run["eval_sft"], run["preferences"] = noisy["eval_sft"], noisy["preferences"]
+        run.roles |= {f"{flipped(share)}{role}": future for role, future in noisy.roles.items()}
 
 
 def temperatures(run: Run) -> None:

@@ -35,6 +35,7 @@ from trimtab.models.config.training import TrainConfig, TrainerConfig
 
 RehearsalUnit = Literal["token", "response"]
 ClusterWeights = Literal["uniform", "risk"]
+DPOLoss = Literal["sigmoid", "robust", "hinge", "ipo", "kto", "simpo", "orpo"]
 
 
 class CollapseConfig(StageConfig):
@@ -256,19 +257,61 @@ class PolicyConfig(StageConfig):
     rehearsal_batch: Rows = 32
     """Rehearsed answers per update"""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares the policy with a reference."""
+        return False
+
 
 class DPOConfig(PolicyConfig):
-    """Direct preference optimisation [DPO eq. 7] on the relabelled pairs.
+    """Direct preference optimisation [DPO eq. 7] and its relatives on the relabelled pairs.
 
     Budget: no response is sampled, as all arms share the pairs;
     num_epochs * ceil(pairs / batch_size) updates.
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
+    loss: DPOLoss = "sigmoid"
+    """sigmoid: [DPO], with label_smoothing [cDPO]; robust: unbiased where labels are wrong at the
+    rate label_smoothing [rDPO]; hinge: [SLiC, RSO]; ipo: squares [IPO], of means a token; kto: each
+    answer for itself [KTO]; simpo, orpo: without a reference [SimPO, ORPO]"""
     beta: Positive = 0.1
-    """Weight of the KL to the reference [DPO: 0.1]"""
+    """Weight of the KL to the reference [DPO: 0.1; KTO: 0.1]; tau of ipo, whose gap between
+    answers is to be 1 / (2 tau) nats a token; scale of simpo's reward [SimPO: 2 to 2.5]; lambda,
+    weight of orpo's odds ratio [ORPO: 0.1]"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of labels assumed to be wrong, in addition to soft labels [cDPO]"""
+    """Share of labels assumed to be wrong, in addition to soft labels [cDPO, rDPO]"""
+    simpo_gamma: Weight = 0.5
+    """gamma, by how much the chosen answer's reward is to be above the other's, of simpo [SimPO:
+    0.3 to 1.6; TRL: 0.5]"""
+    desirable_weight: Positive = 1.0
+    """lambda_D, weight of desirable answers, of kto"""
+    undesirable_weight: Positive = 1.0
+    """lambda_U, weight of undesirable answers, of kto"""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares the policy with a reference."""
+        return self.loss not in ("simpo", "orpo")
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.loss == "robust" and self.label_smoothing == 0:
+            yield (
+                "label_smoothing must be above 0 where loss is robust, found 0: it is the rate at "
+                "which labels are wrong, and sigmoid is the loss where none is"
+            )
+        readers = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
+        for name, reader in readers.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if self.loss != reader and value != default:
+                yield f"{name} must be {default} where loss is not {reader}, found {value}"
+        least = "least_batch_size" if self.train.batch_tokens is not None else "batch_size"
+        if self.loss == "kto" and getattr(self.train, least) == 1:
+            yield (
+                f"train.{least} must be above 1 where loss is kto, found 1: an answer is compared "
+                "with those to other prompts of its batch"
+            )
 
 
 class CPLConfig(PolicyConfig):

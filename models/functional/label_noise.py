@@ -94,6 +94,24 @@ def unbiased_label(flip_rate: Tensor) -> Tensor:
     return (1 - flip_rate) / (1 - 2 * flip_rate)
 
 
+def label_at_rate(label: Tensor, flip_rate: float, *, is_unbiased: bool) -> Tensor:
+    """The label that a loss learns from which assumes that labels are wrong at a rate.
+
+    p q + (1 - p) (1 - q): smoothed, q = 1 - rho, or of an unbiased loss, q = (1 - rho) /
+    (1 - 2 rho). Both leave 1/2 as it is, and each undoes the other.
+
+    label: (N,), p, probability that the order is right. flip_rate: rho in [0, 0.5).
+    Returns (N,). Raises ShapeError for other shapes, ValueError for a rate out of range.
+    """
+    require_shape("label_at_rate", 1, label=label)
+    require_floating("label_at_rate", label=label)
+    # On the host, as nothing is to wait for the device.
+    rate = torch.tensor([flip_rate], dtype=torch.float64)
+    _require_rates("label_at_rate", rate)
+    right = float(unbiased_label(rate)) if is_unbiased else 1 - flip_rate
+    return label * right + (1 - label) * (1 - right)
+
+
 def relabel_by_noise(
     relabelled: Relabel,
     strength: Tensor,

@@ -94,6 +94,20 @@ def merged_candidates(rows: Sequence[Candidates]) -> Candidates:
     return Candidates(prompt, responses, lower, rows[0].category)
 
 
+def mismatched_candidates(rows: Sequence[Candidates], max_length: int) -> list[Candidates]:
+    """Each prompt with the responses of the row before it, the first with those of the last.
+
+    A row whose prompt is that of the row before it is left out. Cut as in `encode`; no states, as
+    these are of other positions.
+    """
+    before = [rows[-1], *rows[:-1]]
+    return [
+        replace(_cut(row.prompt, list(other.responses), max_length), category=row.category)
+        for row, other in zip(rows, before, strict=True)
+        if row.prompt != other.prompt
+    ]
+
+
 class ResponseTokens(NamedTuple):
     """Where the n tokens of R responses lie, response by response.
 

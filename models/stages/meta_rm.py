@@ -87,7 +87,7 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
     meta_rows = rows[:count]
     before = score_spreads(model, rows)
     ascent = MetaAscent(config, model, meta_rows)
-    extras = StepExtras(ascend=ascent)
+    extras = StepExtras(around_gradient=ascent)
     if config.update == "term":
         drawn = min(config.meta_batch, count)
         extras = StepExtras(term=ObjectiveTerm(meta_rows, config.objective_coef, drawn))

@@ -11,6 +11,7 @@ from trimtab.models.reporting.kit.html import render_page
 from trimtab.models.studies import (  # noqa: F401  (they register their readers)
     advantage_model,
     constants,
+    dpo_losses,
     frontier,
     human_votes,
     label_noise,

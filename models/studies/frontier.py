@@ -46,19 +46,6 @@ def gains_most(results: Sequence[SeedResult]) -> str:
 )
 def frontier(run: SeedRun) -> SeedResult:
     """Gold score over SFT's by KL to SFT, each method at several strengths."""
-    measure = next(key for key in MEASURES if key in run.responses("sft")[0])
-    gain = f"{MEASURES[measure]} over SFT"
-
-    def mean(name: str, column: str, place: str = "main") -> float:
-        return fmean(row[column] for row in run.responses(name, place))
-
-    def read(name: str) -> dict[str, float]:
-        row = {gain: mean(name, measure) - mean("sft", measure), KL: mean(name, "kl")}
-        if run.responses("sft", "forget"):
-            lost = mean(name, measure, "forget") - mean("sft", measure, "forget")
-            row[f"{gain}, forget set"] = lost
-        return row | {"length, tokens": mean(name, "length")}
-
     table: Rows = {}
     lines: dict[str, Line] = {START: ([0.0], [0.0])}
     for arm, strength in STRENGTHS.items():
@@ -66,23 +53,52 @@ def frontier(run: SeedRun) -> SeedResult:
         for value, role in run.swept(f"eval_{arm}_").items():
             recipe = " (recipe)" if role.endswith("_recipe") else ""
             label = f"{NAMES[arm]}, {strength.words} {value:g}{recipe}"
-            rows[label] = read(role.removeprefix("eval_"))
+            rows[label] = gained(run, role.removeprefix("eval_"))
         table |= rows
-        lines[NAMES[arm]] = line_of(rows.values(), KL, gain)
+        lines[NAMES[arm]] = line_of(rows.values(), KL, gain_of(run))
     checks = {
         f"DPO gains more than {name} at equal KL": is_more_at_equal_kl(lines[DPO], line)
         for name, line in _measured(lines).items()
         if name != DPO
     }
-    plot = Plot(
+    return SeedResult(table, checks, [frontier_plot(run, lines)])
+
+
+def _measure(run: SeedRun) -> str:
+    """What SFT's answers are measured by: gold, or else held-out reward models."""
+    return next(key for key in MEASURES if key in run.responses("sft")[0])
+
+
+def gain_of(run: SeedRun) -> str:
+    """The column of what is gained over SFT."""
+    return f"{MEASURES[_measure(run)]} over SFT"
+
+
+def gained(run: SeedRun, name: str) -> dict[str, float]:
+    """What a policy's answers gain over SFT's, there and on the forget set, and their KL and
+    length."""
+    measure, gain = _measure(run), gain_of(run)
+
+    def mean(policy: str, place: str) -> float:
+        return fmean(row[measure] for row in run.responses(policy, place))
+
+    row = {gain: mean(name, "main") - mean("sft", "main")}
+    row[KL] = fmean(row["kl"] for row in run.responses(name))
+    if run.responses("sft", "forget"):
+        row[f"{gain}, forget set"] = mean(name, "forget") - mean("sft", "forget")
+    return row | {"length, tokens": fmean(row["length"] for row in run.responses(name))}
+
+
+def frontier_plot(run: SeedRun, lines: Mapping[str, Line]) -> Plot:
+    """Lines of gain by KL, from SFT."""
+    return Plot(
         "What is gained for the distance from SFT",
         "KL to SFT (nats per answer), main test prompts",
-        f"mean {gain} ({UNITS[measure]}), main test prompts",
+        f"mean {gain_of(run)} ({UNITS[_measure(run)]}), main test prompts",
         lines,
         kind="paths",
         note="Higher and further to the left is better. A point a setting, in their order.",
     )
-    return SeedResult(table, checks, [plot])
 
 
 @exhibit(

@@ -366,3 +366,39 @@ FLIP_SHARES = (0.1, 0.25, 0.4)
 def flipped(share: float) -> str:
     """The prefix of the roles of a share."""
     return f"flips_{100 * share:.0f}_"
+
+
+# Losses of DPO on labels of which such shares are turned round: changes of DPOConfig. Those of
+# TAKE_THE_RATE are told the share as label_smoothing, and are DPO where it is 0. tau of IPO asks
+# for a nat a token (free).
+NOISE_SHARES = (0.0, *FLIP_SHARES)
+NOISE_LOSSES = {
+    "dpo": Variant("DPO", {"loss": "sigmoid", "label_smoothing": 0.0}),
+    "cdpo": Variant("cDPO", {"loss": "sigmoid"}),
+    "rdpo": Variant("rDPO", {"loss": "robust"}),
+    "ipo": Variant("IPO", {"loss": "ipo", "label_smoothing": 0.0, "beta": 0.5}),
+}
+TAKE_THE_RATE = ("cdpo", "rdpo")
+# Changes of labels as given; flips alone, as what noise is left is the loss's to deal with.
+NOISE_LABELS = {
+    "given": Variant("labels as given"),
+    "relabelled": Variant("relabelled", {"flip_below": 0.0}),
+}
+# Losses of the arm dpo, and what decides how far each moves from SFT: the values of `dpo.beta`,
+# about those of its paper.
+DPO_LOSSES = {
+    "sigmoid": Variant("DPO", {"loss": "sigmoid"}),
+    "hinge": Variant("hinge", {"loss": "hinge"}),
+    "ipo": Variant("IPO", {"loss": "ipo"}),
+    "kto": Variant("KTO", {"loss": "kto"}),
+    "simpo": Variant("SimPO", {"loss": "simpo"}),
+    "orpo": Variant("ORPO", {"loss": "orpo"}),
+}
+LOSS_BETAS = {
+    "sigmoid": (0.03, 0.1, 0.3, 1.0),
+    "hinge": (0.03, 0.1, 0.3, 1.0),
+    "ipo": (0.1, 0.3, 1.0, 3.0),
+    "kto": (0.03, 0.1, 0.3, 1.0),
+    "simpo": (0.5, 1.0, 2.5, 5.0),
+    "orpo": (0.1, 0.3, 1.0, 3.0),
+}

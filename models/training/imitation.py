@@ -15,12 +15,12 @@ from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import distributed
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
-from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.loop import AroundGradient, StepExtras, fit
 from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.stage import Stage
 
 
-def train_policy(
+def train_policy(  # noqa: PLR0913 - what is trained on what, and two additions
     config: PolicyConfig,
     stage: Stage,
     model: PreTrainedModel,
@@ -28,11 +28,13 @@ def train_policy(
     data: TrainingRows,
     loss_function: LossFunction,
     behind: Sequence[int] = (),
+    around_gradient: AroundGradient | None = None,
 ) -> dict[str, float]:
     """`fit` with the rehearsal that the configuration asks for, and write `model`.
 
-    Only the first rank returns. behind: as in `rehearsal_of`.
+    Only the first rank returns. behind: as in `rehearsal_of`. around_gradient: of `StepExtras`.
     """
+    term = rehearsal_of(config, stage.inputs, model, tokenizer, behind)
     summary = fit(
         model,
         data,
@@ -40,7 +42,7 @@ def train_policy(
         config.train,
         seed=config.seed,
         workdir=stage.workdir,
-        extras=StepExtras(term=rehearsal_of(config, stage.inputs, model, tokenizer, behind)),
+        extras=StepExtras(around_gradient=around_gradient, term=term),
     )
     distributed.leave()
     stage.write_model(model, tokenizer)

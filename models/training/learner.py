@@ -154,6 +154,11 @@ class TrainingRows:
     parts: Sequence[Sequence[int]] | None = None
     arguments: Callable[[list[int]], Any] = torch.tensor
 
+    @property
+    def training_parts(self) -> Sequence[Sequence[int]]:
+        """The row indices of each part."""
+        return self.parts or [range(len(self.rows))]
+
 
 class MicroBatch(NamedTuple):
     """What goes through the model at once; batch and arguments are on the device.

@@ -36,6 +36,7 @@ from trimtab.models.training.nll_term import DrawnTerm, with_term
 from trimtab.models.training.optimiser import scheduled_rate
 from trimtab.models.training.progress import Progress, tail_means
 
+AroundGradient = Callable[[int, Learner[Any]], AbstractContextManager[Metrics]]
 # A further term of the loss, and the rows that a step draws for it.
 Drawn = tuple[DrawnTerm, Sequence[Candidates]]
 
@@ -44,12 +45,12 @@ Drawn = tuple[DrawnTerm, Sequence[Candidates]]
 class StepExtras:
     """Additions to a step of `fit`.
 
-    ascend(step, learner): a context that moves the parameters while the gradient is computed, and
-    then restores them bit for bit; it yields metrics.
+    around_gradient(step, learner): a context in which the gradient is computed, with parameters as
+    they were before it when it ends; it yields metrics, the same on every rank.
     after_step(number): called after the update, for measurements. term: added to the loss.
     """
 
-    ascend: Callable[[int, Learner[Any]], AbstractContextManager[Metrics]] | None = None
+    around_gradient: AroundGradient | None = None
     after_step: Callable[[int], None] | None = None
     term: DrawnTerm | None = None
 
@@ -74,12 +75,12 @@ def fit(
     `data.arguments`, and returns (loss, metrics), means weighted by `data.weights`. All ranks
     return, each with the whole model: call `distributed.leave` once they are no longer needed.
     """
-    rows, parts = data.rows, data.parts or [range(len(data.rows))]
-    batches = _batches(rows, parts, config, seed)
+    rows = data.rows
+    batches = step_batches(data, config, seed)
     num_steps = len(batches)
     drawn_rows = _draws(extras.term, num_steps, seed)
     most_steps = counts.optimiser_steps(
-        config, map(len, parts), max(row.num_tokens for row in rows)
+        config, map(len, data.training_parts), max(row.num_tokens for row in rows)
     )
     assert num_steps == most_steps or (config.batch_tokens and num_steps < most_steps)
     prepare_training(model, config, seed, config.dropout)
@@ -97,7 +98,8 @@ def fit(
         rate = scheduled_rate(config, step, num_steps)
         seed_dropout(seed, step, distributed.rank())
         micro = upcoming or built_ahead(learner, data, batches[step], limit)
-        with nullcontext({}) if extras.ascend is None else extras.ascend(step, learner) as extra:
+        around = extras.around_gradient
+        with nullcontext({}) if around is None else around(step, learner) as extra:
             metrics = _gradient(learner, micro, drawn_rows[step], limit) | extra
         metrics["grad_norm"] = learner.step(rate)
         if step + 1 < num_steps:  # before the metrics are waited for
@@ -131,14 +133,12 @@ def _amounts(
     return {"num_updates": len(batches), "num_trained_tokens": tokens}
 
 
-def _batches(
-    rows: Sequence[Candidates], parts: Sequence[Sequence[int]], config: TrainConfig, seed: int
-) -> list[list[int]]:
-    """The rows' indices of every step."""
-    epochs = [part for part in parts for _ in range(config.num_epochs)]
+def step_batches(data: TrainingRows, config: TrainConfig, seed: int) -> list[list[int]]:
+    """The rows' indices of every step of `fit`."""
+    epochs = [part for part in data.training_parts for _ in range(config.num_epochs)]
     batches = []
     for epoch, part in enumerate(epochs):
-        lengths = [rows[index].num_tokens for index in part]
+        lengths = [data.rows[index].num_tokens for index in part]
         for batch in epoch_batches(
             lengths,
             config.batch_size,

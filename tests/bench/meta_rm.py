@@ -70,7 +70,7 @@ def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) ->
         config.train,
         seed=0,
         workdir=work,
-        extras=StepExtras(ascend=ascend),
+        extras=StepExtras(around_gradient=ascend),
     )
     rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     times = [row["time"] for row in rows if "metrics" in row]

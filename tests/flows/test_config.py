@@ -97,6 +97,15 @@ def test_noise_is_taken_out_once() -> None:
     assert _smoke(*noise).relabel.noise == "unbiased"
     with pytest.raises(ConfigError, match=r"dpo\.label_smoothing must be 0 where relabel\.noise"):
         _smoke(*noise, "dpo.label_smoothing=0.1")
+    with pytest.raises(ConfigError, match=r"dpo\.loss must not be robust where relabel\.noise is"):
+        _smoke(*noise, "dpo.label_smoothing=0.1", "dpo.loss=robust")
+
+
+def test_kto_has_no_margins() -> None:
+    with pytest.raises(
+        ConfigError, match=r"relabel\.margin_scale must be 0 where dpo\.loss is kto"
+    ):
+        _smoke("relabel.margin_scale=0.5", "dpo.loss=kto")
 
 
 CROSS_FITTED = 'ensemble.votes=["cross_fitted"]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import ceil
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import ONLY_FLOW, RECIPES, recipe_named
 from trimtab.flows.runs.plan import Plan, make_plan
+from trimtab.models.config.policy import DPOLoss
 from trimtab.models.estimates.machine import Machine
 
 LARGE = Machine(1, 10**15, 2, False)
@@ -28,6 +30,18 @@ def _plan(*overrides: str) -> Plan:
     ("override", "message"),
     [
         ("dpo.label_smoothing=0.5", "Input should be less than 0.5; found 0.5"),
+        ("dpo.loss=robust", "label_smoothing must be above 0 where loss is robust, found 0"),
+        ("dpo.loss=ppo", "Input should be 'sigmoid', 'robust', 'hinge', 'ipo', 'kto', 'simpo'"),
+        ("dpo.simpo_gamma=1", "simpo_gamma must be 0.5 where loss is not simpo, found 1.0"),
+        ("dpo.desirable_weight=2", "desirable_weight must be 1.0 where loss is not kto, found 2.0"),
+        (
+            'dpo={"loss":"kto","train":{"batch_size":1}}',
+            "train.batch_size must be above 1 where loss is kto, found 1",
+        ),
+        (
+            'dpo={"loss":"kto","train":{"batch_tokens":99,"least_batch_size":1}}',
+            "train.least_batch_size must be above 1 where loss is kto, found 1",
+        ),
         ("cpl.conservative_bias=0", "Input should be greater than 0; found 0"),
         ("best_of_n.num_responses=1", "Input should be greater than or equal to 2; found 1"),
         ("rest.improve.thresholds=[0.9,0.5]", "thresholds must rise from one to the next, found"),
@@ -132,3 +146,14 @@ def test_an_arm_rehearses_where_it_is_told_to() -> None:
     # PPO goes on from a policy that needs it.
     alone = _plan('arms=["rejection_sampling_ppo"]', f"{fields[0]}.rehearsal_coef=0.1")
     assert any("rehearsal" in row.roles for row in alone.rows)
+
+
+@pytest.mark.parametrize("loss", get_args(DPOLoss))
+def test_a_reference_is_handed_to_losses_that_need_one(loss: str) -> None:
+    rate = ["dpo.label_smoothing=0.1"] if loss == "robust" else []
+    plan = _plan('arms=["dpo","cpl"]', f"dpo.loss={loss}", *rate)
+    stages = {role: row.stage for row in plan.rows for role in row.roles}
+    assert stages["policy_dpo"].config.loss == loss
+    has_reference = "reference" in stages["policy_dpo"].inputs
+    assert has_reference == (loss not in ("simpo", "orpo"))
+    assert "reference" not in stages["policy_cpl"].inputs

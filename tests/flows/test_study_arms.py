@@ -7,7 +7,15 @@ from trimtab.flows.pipeline.run import PlannedRun
 from trimtab.flows.study import submit_arms
 from trimtab.models.studies.advantage_model import NORMALISED_ARMS, RAW_ARMS
 from trimtab.models.studies.registry import exhibits_of
-from trimtab.models.studies.variants import REHEARSAL_KL_COEFS, ROUND_ARMS
+from trimtab.models.studies.variants import (
+    DPO_LOSSES,
+    LOSS_BETAS,
+    NOISE_LABELS,
+    NOISE_SHARES,
+    REHEARSAL_KL_COEFS,
+    ROUND_ARMS,
+    flipped,
+)
 
 
 def _planned(paper: str, name: str) -> PlannedRun:
@@ -68,3 +76,49 @@ def test_ppo_s_prompts_share_the_forget_families_in_arms_of_their_own() -> None:
         assert ours.inputs["data"] is without.inputs["data"]
     assert run["rehearsal_shared_policy"].inputs["data"] is shared.inputs["data"]
     assert run["data"] is plain.inputs["data"]
+
+
+def test_losses_share_all_but_themselves_and_their_beta() -> None:
+    run = _planned("methods", "dpo-losses")
+    for loss in DPO_LOSSES:
+        for beta in LOSS_BETAS[loss]:
+            stage = run[f"policy_{loss}_{beta:g}"]
+            changes = {"loss": loss, "beta": beta}
+            assert stage.config == run["policy_sigmoid_1"].config.model_copy(update=changes)
+            assert stage.inputs["pairs"] is run["relabelled"]
+            assert stage.inputs["policy"] is run["sft"]
+            assert stage.inputs.get("reference") is (
+                None if loss in ("simpo", "orpo") else run["sft"]
+            )
+            measured = run[f"eval_{loss}_{beta:g}"]
+            assert measured.inputs["scorer"] is run["eval_sft"].inputs["scorer"]
+            assert measured.config == run["eval_sft"].config
+
+
+def test_noise_is_in_the_labels_and_told_to_the_losses_that_take_a_rate() -> None:
+    run = _planned("methods", "dpo-noise")
+    for share in NOISE_SHARES:
+        prefix = flipped(share)
+        preferences = run[f"{prefix}preferences"]
+        assert preferences.config.flip_share == share
+        for labels in NOISE_LABELS:
+            pairs = run[f"{prefix}pairs_{labels}"]
+            assert pairs.inputs["preferences"] is preferences
+            assert pairs.inputs["strength"] is run[f"{prefix}strength"]
+            assert pairs.config.flip_below == (None if labels == "given" else 0.0)
+            assert pairs.config.smooth == "none"
+            told = {
+                loss: run[f"{prefix}policy_{loss}_{labels}"].config
+                for loss in ("dpo", "cdpo", "rdpo", "ipo")
+                if f"{prefix}policy_{loss}_{labels}" in run.roles
+            }
+            assert len(told) == (4 if share else 2)
+            assert {loss: config.loss for loss, config in told.items()}.items() <= {
+                ("dpo", "sigmoid"),
+                ("cdpo", "sigmoid"),
+                ("rdpo", "robust"),
+                ("ipo", "ipo"),
+            }
+            for loss, config in told.items():
+                assert config.label_smoothing == (share if loss in ("cdpo", "rdpo") else 0.0)
+                assert run[f"{prefix}policy_{loss}_{labels}"].inputs["pairs"] is pairs

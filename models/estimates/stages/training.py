@@ -239,10 +239,19 @@ def constitutional_sft(config: policy.ConstitutionalSFTConfig, inputs: StageInpu
 
 
 def dpo(config: policy.DPOConfig, inputs: StageInputs) -> Work:
-    """Pairs pass under the reference once; then the policy alone learns from them."""
+    """Pairs pass under the reference, if there is one, once; then the policy alone learns from
+    them. For KTO's baseline the answers of every batch pass under both again, with prompts of
+    others: rows that are taken to be as long.
+    """
+    learning = cpl(config, inputs)
+    if not config.needs_reference:
+        return learning
+    pairs = _train_pairs(inputs)
+    mismatched = config.train.num_epochs * (config.loss == "kto")
     weights = FLOAT_BYTES * inputs.shape.policy_parameters + inputs.policy_bytes
-    reference = passing_work(inputs, weights, _train_pairs(inputs), phase="reference")
-    return cpl(config, inputs) + reference
+    reference = passing_work(inputs, weights, pairs, phase="reference", times=1 + mismatched)
+    policy_pass = replace(passing_work(inputs, 0, pairs, times=mismatched), phases={})
+    return learning + reference + policy_pass
 
 
 def cpl(config: policy.CPLConfig | policy.DPOConfig, inputs: StageInputs) -> Work:

@@ -54,6 +54,19 @@ def test_dpo_passes_the_reference_once_and_holds_one_model_while_it_trains() -> 
     assert without.phases["training"] == training
 
 
+def test_a_loss_without_a_reference_passes_and_holds_none() -> None:
+    without = _work("cpl", CPLConfig(train=TRAIN))
+    for loss in ("simpo", "orpo"):
+        assert _work("dpo", DPOConfig(loss=loss, train=TRAIN)) == without
+
+
+def test_kto_passes_mismatched_answers_in_every_epoch_under_both_models() -> None:
+    plain, kto = (_work("dpo", DPOConfig(loss=loss, train=TRAIN)) for loss in ("ipo", "kto"))
+    # Two epochs of 37 rows, under the policy and under the reference.
+    assert kto.forward_tokens == plain.forward_tokens + 2 * 2 * 37 * 42
+    assert (kto.trained_tokens, kto.phases) == (plain.trained_tokens, plain.phases)
+
+
 def test_zero_and_lora_reach_the_plan() -> None:
     zero = TRAIN.model_copy(update={"num_ranks": 4, "zero": ZeroConfig(stage=3)})
     apart = _work("dpo", DPOConfig(train=zero)).phases["training"]

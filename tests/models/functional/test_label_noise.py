@@ -16,6 +16,7 @@ from trimtab.models.functional.cpl import cpl_loss
 from trimtab.models.functional.dpo import dpo_loss
 from trimtab.models.functional.label_noise import (
     flip_rate_by_pair,
+    label_at_rate,
     relabel_by_noise,
     right_probability,
     unbiased_label,
@@ -191,6 +192,19 @@ def test_soft_labels_are_corrected_too() -> None:
     )
 
 
+def test_labels_at_a_rate_by_hand() -> None:
+    # Of .7 and a tie at rate .2: .7 x .8 + .3 x .2; unbiased as above.
+    given = _values(0.7, 0.5)
+    assert label_at_rate(given, 0.2, is_unbiased=False).tolist() == pytest.approx([0.62, 0.5])
+    assert label_at_rate(given, 0.2, is_unbiased=True).tolist() == pytest.approx([5 / 6, 0.5])
+
+
+def test_each_of_smoothing_and_unbiased_labels_undoes_the_other() -> None:
+    given = torch.rand(9, dtype=F64)
+    smoothed = label_at_rate(given, 0.3, is_unbiased=False)
+    torch.testing.assert_close(label_at_rate(smoothed, 0.3, is_unbiased=True), given)
+
+
 def test_smoothing_at_the_same_rate_undoes_the_correction() -> None:
     label = unbiased_label(_values(0.2))
     zeros = [_values(0.0)] * 3
@@ -205,6 +219,7 @@ def test_impossible_rates_are_refused(rate: float) -> None:
         lambda: right_probability(_values(1.0), 1.0, rate),
         lambda: flip_rate_by_pair(_values(1.0), rate),
         lambda: unbiased_label(_values(rate)),
+        lambda: label_at_rate(_values(1.0), rate, is_unbiased=False),
     ):
         with pytest.raises(ValueError, match=r"flip rates must be in \[0, 0.5\)"):
             function()
@@ -217,6 +232,7 @@ def test_shapes_are_checked() -> None:
         lambda: flip_rate_by_pair(matrix, 0.1),
         lambda: unbiased_label(matrix),
         lambda: unbiased_label(torch.zeros(2, dtype=torch.long)),
+        lambda: label_at_rate(matrix, 0.1, is_unbiased=True),
         lambda: _relabelled("posterior", matrix),
     ):
         with pytest.raises(ShapeError):

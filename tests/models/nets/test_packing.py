@@ -18,6 +18,7 @@ from trimtab.models.nets.packing import (
     encode,
     encode_whole,
     merged_candidates,
+    mismatched_candidates,
     pack,
     tokens_of_responses,
 )
@@ -282,3 +283,23 @@ def test_states_come_along_unless_prompts_were_cut_differently() -> None:
     assert cut.lower is None
     without = merged_candidates([row([5, 6], [9, 9], [8]), Candidates([5, 6], ([8], [7]))])
     assert without.lower is None
+
+
+def test_each_prompt_gets_the_responses_of_the_one_before_it() -> None:
+    rows = [
+        Candidates([1, 2, 3], ([11], [12, 12]), category="a"),
+        Candidates([4], ([13, 13, 13], [14]), category="b"),
+        Candidates([4], ([15], [16])),  # the same prompt: its answer is no other one's
+        Candidates([5, 6], ([17], [18])),
+    ]
+    found = mismatched_candidates(rows, 4)
+    assert found == [
+        Candidates([1, 2, 3], ([17], [18])),
+        Candidates([4], ([11], [12, 12])),
+        Candidates([5, 6], ([15], [16])),
+    ]
+    assert [row.category for row in found] == ["a", "b", None]
+    # The longest response leaves one token of room.
+    cut, _ = mismatched_candidates([rows[0], rows[1]], 4)
+    assert cut == Candidates([3], ([13, 13, 13], [14]))
+    assert mismatched_candidates(rows[:1], 4) == []

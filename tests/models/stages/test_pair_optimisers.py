@@ -1,4 +1,4 @@
-"""DPO and CPL: what pairs teach a policy, on pairs whose better answer is known."""
+"""DPO, its relatives and CPL: what pairs teach a policy, where the better answer is known."""
 
 from __future__ import annotations
 
@@ -177,19 +177,106 @@ def test_cpl_learns_the_preference_and_its_bias_keeps_what_was_compared_likely(
     assert means[0.25] > means[1.0] + 1
 
 
+# Each loss at a beta of about its paper's.
+LOSSES: dict[str, dict[str, Any]] = {
+    "robust": {"label_smoothing": 0.2},
+    "hinge": {},
+    "ipo": {"beta": 0.5},
+    "kto": {},
+    "simpo": {"beta": 2.0},
+    "orpo": {"beta": 0.5},
+}
+
+
+def _with_loss(loss: str, **train: Any) -> DPOConfig:
+    return DPOConfig(loss=loss, train=TRAIN.model_copy(update=train), **LOSSES[loss])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_learns_the_preference(
+    tmp_path: Path, inputs: dict[str, Path], policy: Path, pairs: Path, loss: str
+) -> None:
+    """People like the long answer here, which SFT finds the less likely one, a token too. Losses
+    without a reference are given none."""
+    turned = tmp_path / "turned"
+    rows = read_rows(pairs / "train.jsonl")
+    write_rows(
+        turned / "train.jsonl", ({**row, "is_flipped": not row["is_flipped"]} for row in rows)
+    )
+    config = _with_loss(loss)
+    inputs = {**inputs, "pairs": turned}
+    if config.needs_reference:
+        inputs["reference"] = policy
+    output = run_stage("dpo", config, tmp_path, **inputs)
+    gained = _logprobs(output, turned) - _logprobs(policy, turned)
+    assert bool((gained[:, 0] > gained[:, 1] + 2).all())
+    steps = read_metrics(tmp_path / "metrics.jsonl")
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert (steps[0]["accuracy"], steps[-1]["accuracy"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_a_loss_that_needs_a_reference_says_so(
+    tmp_path: Path, inputs: dict[str, Path], loss: str
+) -> None:
+    with pytest.raises(ValueError, match=f"reference: an input that the loss {loss} needs"):
+        run_stage("dpo", DPO.model_copy(update={"loss": loss}), tmp_path, **inputs)
+
+
+def test_what_a_loss_cannot_read_is_refused(
+    tmp_path: Path, inputs: dict[str, Path], unbiased: Path, pairs: Path
+) -> None:
+    given = {**inputs, "reference": inputs["policy"]}
+    with pytest.raises(ValueError, match=r"loss must not be robust on labels above 1, found 0\.2"):
+        run_stage("dpo", _with_loss("robust"), tmp_path / "1", **{**given, "pairs": unbiased})
+    rows = [{**row, "margin": -0.25} for row in read_rows(pairs / "train.jsonl")]
+    write_rows(tmp_path / "pairs" / "train.jsonl", rows)
+    with pytest.raises(ValueError, match=r"margins must be 0 where loss is kto, found up to 0\.25"):
+        run_stage(
+            "dpo", _with_loss("kto"), tmp_path / "2", **{**given, "pairs": tmp_path / "pairs"}
+        )
+
+
+def test_the_baseline_of_kto_is_that_of_its_batch(
+    tmp_path: Path, inputs: dict[str, Path], policy: Path, pairs: Path
+) -> None:
+    """One step at rate 0: the mean log ratio of each prompt with the answers to the one before it,
+    every text passed alone."""
+    train = {"learning_rate": 1e-12, "num_epochs": 1, "batch_size": 24}
+    # ORPO makes both answers likelier, so that the mean is above 0.
+    start = run_stage("dpo", _with_loss("orpo"), tmp_path / "start", **inputs)
+    given = {**inputs, "policy": start, "reference": policy}
+    run_stage("dpo", _with_loss("kto", **train), tmp_path / "kto", **given)
+    (row,) = read_metrics(tmp_path / "kto" / "metrics.jsonl")
+    rows = read_pairs(pairs / "train.jsonl", load_tokenizer(policy / "model")).rows
+    # All answers are one of two texts, whichever prompt they were for.
+    alone = [Candidates(row.prompt, (text,)) for row in rows for text in rows[0].responses]
+    ours, theirs = (logprob_rows(load_policy(of / "model"), alone) for of in (start, policy))
+    expected = max(0.0, float((ours - theirs).mean()))
+    assert expected > 0.1
+    assert row["kl"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "train"),
-    [("dpo", {}), ("dpo", {"lora": LoraConfig(rank=4)}), ("cpl", {"trainable_layers": 1})],
+    ("like", "train"),
+    [
+        (DPO, {}),
+        (DPO, {"lora": LoraConfig(rank=4)}),
+        (CPL, {"trainable_layers": 1}),
+        (_with_loss("kto"), {"dropout": 0.1}),
+        (_with_loss("orpo"), {}),
+    ],
 )
 def test_goes_on_where_it_was_killed(
     tmp_path: Path,
     inputs: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
-    stage: str,
+    like: DPOConfig | CPLConfig,
     train: dict[str, Any],
 ) -> None:
-    like = DPO if stage == "dpo" else CPL
+    stage = "dpo" if isinstance(like, DPOConfig) else "cpl"
     config = like.model_copy(update={"train": TRAIN.model_copy(update=train)})
     inputs = read_by(stage, **inputs, reference=inputs["policy"])
     whole = run_stage(stage, config, tmp_path / "whole", **inputs)
@@ -202,13 +289,17 @@ def test_goes_on_where_it_was_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [None, ZeroConfig(stage=3)])
+@pytest.mark.parametrize("like", [DPO, _with_loss("kto")], ids=["sigmoid", "kto"])
 def test_two_ranks_learn_what_one_does(
-    tmp_path: Path, inputs: dict[str, Path], trained: Path, zero: ZeroConfig | None
+    tmp_path: Path, inputs: dict[str, Path], like: DPOConfig, zero: ZeroConfig | None
 ) -> None:
-    config = DPO.model_copy(update={"train": TRAIN.model_copy(update={"zero": zero})})
+    """With micro batches of a few pairs too: KTO's baseline is of the whole batch."""
     inputs = {**inputs, "reference": inputs["policy"]}
-    launch(job(tmp_path, config, tmp_path, 2, "dpo", inputs))
-    ours, alone = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path, trained.parent))
+    run_stage("dpo", like, tmp_path / "alone", **inputs)
+    train = TRAIN.model_copy(update={"zero": zero, "micro_batch_tokens": 64})
+    config = like.model_copy(update={"train": train})
+    launch(job(tmp_path / "ranks", config, tmp_path, 2, "dpo", inputs))
+    ours, alone = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("ranks", "alone"))
     assert [row["step"] for row in ours] == [row["step"] for row in alone]
     for row, other in zip(ours[:5], alone, strict=False):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-5)
