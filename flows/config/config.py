@@ -32,11 +32,15 @@ from trimtab.models.config.judge import (
     VotingJudgeConfig,
 )
 from trimtab.models.config.policy import (
+    GRPO,
+    REINFORCE_PP,
+    RLOO,
     BestOfNConfig,
     ConstitutionConfig,
     CPLConfig,
     DPOConfig,
     HIRLoop,
+    ObjectiveConfig,
     PPOConfig,
     RehearsalConfig,
     RejectionSamplingLoop,
@@ -221,6 +225,9 @@ class RunConfig(StageConfig):
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     ppo: PPOConfig = PPOConfig()
+    rloo: ObjectiveConfig = RLOO
+    grpo: ObjectiveConfig = GRPO
+    reinforce_pp: ObjectiveConfig = REINFORCE_PP
     dpo: DPOConfig = DPOConfig()
     cpl: CPLConfig = CPLConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
@@ -493,6 +500,9 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
             "ppo.kl_weights must be uniform for arms of PPO that do not rehearse, found risk for "
             f"{', '.join(unrehearsed)}: the stage rehearsal samples what risk is measured on"
         )
+    for arm in config.arms:
+        if ARMS[arm].has_objective:
+            yield from _objective_mistakes(config, arm)
     if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
         yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
 
@@ -513,7 +523,28 @@ def _unwatched_arms(config: RunConfig) -> Iterator[str]:
 def _weighs_unrehearsed(config: RunConfig, arm: Arm) -> bool:
     row = ARMS[arm]
     is_unrehearsed = row.trained_by == "ppo" and not row.rehearses
-    return is_unrehearsed and row.ppo(config.ppo).kl_weights == "risk"
+    return is_unrehearsed and ppo_of(config, arm).kl_weights == "risk"
+
+
+def ppo_of(config: RunConfig, arm: Arm) -> PPOConfig:
+    """The PPO settings of an arm: the run's, as the arm changes them, with its objective."""
+    row = ARMS[arm]
+    objective = getattr(config, arm) if row.has_objective else config.ppo.objective
+    return row.ppo(config.ppo).model_copy(update={"objective": objective})
+
+
+def _objective_mistakes(config: RunConfig, arm: Arm) -> Iterator[str]:
+    """What does not fit together of an arm's PPO settings, which nobody has validated so far."""
+    ppo = ppo_of(config, arm)
+    if ppo.objective.has_critic:
+        yield f"{arm}.baseline must be another than critic, found critic: the arm has none"
+        return
+    try:
+        PPOConfig.model_validate(dict(ppo))
+    except ValidationError as error:
+        for mistake in error.errors():
+            text = mistake["msg"].removeprefix("Value error, ")
+            yield f"{text.replace('objective.', f'{arm}.')} (ppo, for the arm {arm})"
 
 
 def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab.flows.config.config import RunConfig, with_changes
+from trimtab.flows.config.config import RunConfig, ppo_of, with_changes
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.models import specs
@@ -192,7 +192,7 @@ def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     scorer = scorer_of(run, arm) if row.scorer else None
     return run.submit(
         specs.PPO_MAX,
-        run.seeded(row.ppo(run.config.ppo)),
+        run.seeded(ppo_of(run.config, arm)),
         policy=start,
         reference=run["sft"] if row.start in ARMS else start,
         scorer=scorer,
@@ -200,7 +200,7 @@ def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
         data=run["data"],
         rehearsal=run["rehearsal"] if row.rehearses else None,
         safety_scorer=run[row.safety_scorer] if row.safety_scorer else None,
-        label=f"PPO {arm}",
+        label=row.label if row.has_objective else f"PPO {arm}",
         **scheduling,
     )
 

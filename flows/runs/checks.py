@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from trimtab.flows.config.config import (
     RunConfig,
     layer_mistakes,
+    ppo_of,
     sampled_by_vllm,
     sections_of,
     seeded,
@@ -31,6 +32,7 @@ from trimtab.flows.runs.plan_text import too_large
 from trimtab.infra.processes.gpus import memory_of, name_of
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
+from trimtab.models.config.arms import ARMS
 from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
@@ -137,7 +139,9 @@ def check_installed(config: RunConfig, findings: Findings) -> None:
 def _critic_mistakes(config: RunConfig) -> Iterator[str]:
     """A critic that is to start as scorers of another vocabulary, where both are in folders here;
     elsewhere PPO's stage says so."""
-    if config.scorer_base is None or config.ppo.critic_init == "policy":
+    of_arms = [ppo_of(config, arm) for arm in config.arms if ARMS[arm].trained_by == "ppo"]
+    has_critic = any(ppo.objective.has_critic for ppo in of_arms)
+    if config.scorer_base is None or config.ppo.critic_init == "policy" or not has_critic:
         return
     policy, scorer = config.sft.model, config.scorer_base.model
     if scorer.max_length < policy.max_length:

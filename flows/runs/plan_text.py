@@ -335,7 +335,7 @@ def _assumptions(plan: Plan) -> list[str]:
         "every round is assumed to be promoted, so that all rounds.max_rounds are planned; the "
         "collapse guard is assumed never to stop PPO",
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
-        "critic, which takes more than the policy",
+        "critic, if it has one, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
         "optimiser=adamw_8bit), under bfloat16 products too, which narrow activations. Frozen: "
         "models that only run. Weights under MetaRM hold a saved copy where each rank has them "

@@ -26,6 +26,7 @@ class ArmSpec:
     or the MetaRM of round 1; None: a judge's ratings.
     safety_scorer: the role of a second scorer, for `ppo.scoring.safety_categories`.
     ppo: the run's PPO settings -> those of the arm.
+    has_objective: whether its `objective` is the section of the run that is called as the arm.
     rehearses: whether it uses rehearsal always; others do if their `rehearsal_coef` is above 0.
     compared: whether `compare` trains it by default.
     """
@@ -37,6 +38,7 @@ class ArmSpec:
     scorer: str | None = "advantage_model"
     safety_scorer: str | None = None
     ppo: Callable[[PPOConfig], PPOConfig] = lambda ppo: ppo
+    has_objective: bool = False
     rehearses: bool = False
     compared: bool = True
 
@@ -69,6 +71,30 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
     )
 
 
+def _critic_free(ppo: PPOConfig) -> PPOConfig:
+    """PPO-max for an objective without a critic: as many steps, all of them the policy's.
+
+    Scores are not clipped, as a group would not tell its best responses apart, nor its worst; and
+    advantages are what the baseline makes of them.
+    """
+    return ppo.model_copy(
+        update={
+            "num_steps": ppo.critic_pretrain_steps + ppo.num_steps,
+            "critic_pretrain_steps": 0,
+            "critic_init": "policy",
+            "score_clip": None,
+            "normalise_advantages": False,
+            "advantage_clip": None,
+        }
+    )
+
+
+def _critic_free_normalised(ppo: PPOConfig) -> PPOConfig:
+    return _critic_free(ppo).model_copy(
+        update={"normalise_advantages": True, "normalise_over": "rollout"}
+    )
+
+
 def _critic_from_policy(ppo: PPOConfig) -> PPOConfig:
     return ppo.model_copy(update={"critic_init": "policy"})
 
@@ -80,6 +106,11 @@ ARMS: dict[str, ArmSpec] = {
     "ppo_max_am": ArmSpec("PPO-max, Advantage Model", ("#56B4E9", "-.", "^")),
     "full": ArmSpec(
         "Full method (round 1)", ("#0072B2", "-", "o"), scorer="first_round", rehearses=True
+    ),
+    "rloo": ArmSpec("RLOO", ("#17BECF", "-", "v"), ppo=_critic_free, has_objective=True),
+    "grpo": ArmSpec("GRPO", ("#7F3C8D", "-", "s"), ppo=_critic_free, has_objective=True),
+    "reinforce_pp": ArmSpec(
+        "REINFORCE++", ("#DDAA33", ":", "^"), ppo=_critic_free_normalised, has_objective=True
     ),
     "ppo_max_ensemble": ArmSpec(
         "PPO-max, ensemble", ("#CC6677", "--", ">"), scorer="members", compared=False

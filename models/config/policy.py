@@ -2,7 +2,8 @@
 
 Budgets are counted as PPO's: responses sampled to train on, and gradient updates of the policy.
 PPO-max samples (critic_pretrain_steps + num_steps) * rollout_batch responses, and updates its
-policy num_steps * num_epochs * ceil(rollout_batch / train_batch) times.
+policy num_steps * num_epochs * ceil(rollout_batch / train_batch) times. Without a critic all of
+these steps are the policy's.
 
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 """
@@ -10,7 +11,7 @@ policy num_steps * num_epochs * ceil(rollout_batch / train_batch) times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -83,6 +84,104 @@ class ScorersConfig(StageConfig):
     _rates = field_validator("judge")(rating)
 
 
+class ObjectiveConfig(StageConfig):
+    """What the policy's update maximises: its baseline, its mean and its KL penalty.
+
+    [RLOO] arXiv 2402.14740, [GRPO] 2402.03300, [Dr. GRPO] 2503.20783, [REINFORCE++] 2501.03262,
+    [DAPO] 2503.14476.
+    """
+
+    baseline: Literal["critic", "leave_one_out", "group_mean", "none"] = "critic"
+    """What a return is compared with: critic, values that a second model learns (GAE);
+    leave_one_out, the mean return of the prompt's other responses [RLOO]; group_mean, that of all
+    its responses [GRPO]; none, nothing [REINFORCE++]. Without a critic none is loaded, and ppo's
+    critic_*, value_clip and gae_lambda do nothing"""
+    num_responses: int = Field(1, gt=0, le=1024)
+    """K, responses sampled to each prompt of a step; rollout_batch and train_batch count responses,
+    of rollout_batch / K prompts [RLOO: 2, 4; GRPO: 64]"""
+    divide_by_std: bool = False
+    """Divide advantages by the standard deviation of the prompt's returns [GRPO]; prompts whose
+    responses differ little then weigh as much as others, which Dr. GRPO leaves out"""
+    ratio_of: Literal["token", "response"] = "token"
+    """What a probability ratio and its clip are of: each token, or the whole response as one action
+    [RLOO]"""
+    upper_clip: Positive | None = None
+    """Range of the probability ratio above 1, where it is another than ppo.policy_clip below
+    [DAPO: 0.28]; none: the same"""
+    loss_mean: Literal["token", "sequence", "constant"] = "token"
+    """What the loss is a mean over: token, all tokens of an update [DAPO]; sequence, each
+    response's tokens, then responses, so that tokens of long ones weigh less [GRPO]; constant, as
+    many tokens as responses could have at most, so that no length matters [Dr. GRPO]"""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """Where the KL penalty of kl_coef stands: in the token rewards, or as a term of the loss
+    [GRPO]"""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimate of the KL at a token, of l = log(policy / reference): k1, l; k2, l^2 / 2; k3,
+    exp(-l) - 1 + l. In the reward only k1 has the gradient of the KL; in the loss k2 has it, k3
+    that of the KL the other way round, and k1 none on average"""
+    kl_bias_correction: bool = False
+    """Multiply the KL at a token, in the loss, by the probability ratio to the policy that sampled
+    it: k1 and k3 then have the gradient of the KL, also after the first update of a rollout
+    [DeepSeek-V3.2]"""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is loaded and trained."""
+        return self.baseline == "critic"
+
+    @property
+    def is_of_groups(self) -> bool:
+        """Whether a response is compared with others to its prompt."""
+        return self.baseline in ("leave_one_out", "group_mean")
+
+    def _problems(self) -> Iterator[str]:
+        if self.is_of_groups and self.num_responses < 2:
+            yield (
+                f"num_responses must be at least 2 where baseline is {self.baseline}, found "
+                f"{self.num_responses}: a response is compared with others to its prompt"
+            )
+        if self.divide_by_std and not self.is_of_groups:
+            yield (
+                f"divide_by_std must be false where baseline is {self.baseline}, found true; "
+                "allowed with leave_one_out and group_mean"
+            )
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_bias_correction:
+            yield (
+                "kl_estimator must be k2 or k3 where kl_in is loss, found k1: its gradient is 0 on "
+                "average, so that it would hold nothing; allowed with kl_bias_correction"
+            )
+        if self.kl_bias_correction and (self.kl_in == "reward" or self.kl_estimator == "k2"):
+            yield (
+                "kl_bias_correction must be false where kl_in is reward or kl_estimator is k2, "
+                f"found true with {self.kl_in} and {self.kl_estimator}: neither has that bias"
+            )
+        if self.ratio_of == "response" and self.loss_mean != "sequence":
+            yield (
+                f"loss_mean must be sequence where ratio_of is response, found {self.loss_mean}: "
+                "there is one ratio a response"
+            )
+        if self.ratio_of == "response" and not self.is_of_groups:
+            yield (
+                f"ratio_of must be token where baseline is {self.baseline}, found response; "
+                "allowed with leave_one_out and group_mean, whose tokens share an advantage"
+            )
+
+
+# What the arms of these names are by default.
+RLOO: Final = ObjectiveConfig(
+    baseline="leave_one_out", num_responses=4, ratio_of="response", loss_mean="sequence"
+)
+GRPO: Final = ObjectiveConfig(
+    baseline="group_mean",
+    num_responses=4,
+    divide_by_std=True,
+    loss_mean="sequence",
+    kl_in="loss",
+    kl_estimator="k3",
+)
+REINFORCE_PP: Final = ObjectiveConfig(baseline="none")
+
+
 class PPOConfig(SamplerConfig, TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
@@ -113,12 +212,22 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of the policy's steps, and of the critic's, in which their learning rates rise linearly
     [PPO 5.1: 0.1]"""
+    objective: ObjectiveConfig = ObjectiveConfig()
     scoring: ScorersConfig = ScorersConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = "normalised"
     """raw: scores as they are; scaled: divided by their running standard deviation; normalised: the
     running mean subtracted first"""
     score_clip: Positive | None = 0.8
     """delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"""
+    missing_eos_penalty: Weight = 0.0
+    """Taken from the score of a response that max_new_tokens cut, after score_treatment and
+    score_clip [TRL]"""
+    overlong_buffer: int = Field(0, ge=0, le=1_048_576)
+    """Last tokens of max_new_tokens in which overlong_penalty rises from 0 to whole
+    [DAPO: 4,096 of 20,480]; 0: no penalty"""
+    overlong_penalty: Positive = 1.0
+    """Taken from the score of a response of max_new_tokens, and in part of those that reach into
+    overlong_buffer, after score_treatment and score_clip [DAPO: 1]"""
     normalise_advantages: bool = True
     """Whiten advantages (give them mean 0 and variance 1)"""
     normalise_over: Literal["rollout", "minibatch"] = "rollout"
@@ -181,8 +290,8 @@ class PPOConfig(SamplerConfig, TrainerConfig):
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        batch = min(self.train_batch, self.rollout_batch)
-        yield from self._rank_problems("train_batch", batch)
+        yield from self._batch_problems()
+        yield from self._objective_problems()
         if self.kl_target is not None and self.kl_coef == 0:
             yield "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
         if self.rehearsal_weights == "risk" and self.rehearsal_coef == 0:
@@ -198,6 +307,36 @@ class PPOConfig(SamplerConfig, TrainerConfig):
             yield (
                 f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "
                 "there is no bonus to clip"
+            )
+
+    def _batch_problems(self) -> Iterator[str]:
+        count = self.objective.num_responses
+        batches = {name: getattr(self, name) for name in ("rollout_batch", "train_batch")}
+        for name, batch in batches.items():
+            if batch % count:
+                yield (
+                    f"{name} must be a multiple of objective.num_responses, found {batch} and "
+                    f"{count}: all responses to a prompt are learned from together"
+                )
+        batch = min(batches.values()) // count
+        name = "train_batch" if count == 1 else "train_batch / objective.num_responses"
+        yield from self._rank_problems(name, batch)
+
+    def _objective_problems(self) -> Iterator[str]:
+        if self.critic_pretrain_steps > 0 and not self.objective.has_critic:
+            yield (
+                "critic_pretrain_steps must be 0 where objective.baseline is "
+                f"{self.objective.baseline}, found {self.critic_pretrain_steps}: there is no critic"
+            )
+        if self.overlong_buffer > self.max_new_tokens:
+            yield (
+                f"overlong_buffer must be at most max_new_tokens, found {self.overlong_buffer} and "
+                f"{self.max_new_tokens}"
+            )
+        if self.objective.upper_clip is not None and self.policy_clip is None:
+            yield (
+                "objective.upper_clip must be none where policy_clip is none, found "
+                f"{self.objective.upper_clip:g}: there is no clip to widen"
             )
 
 

@@ -12,7 +12,7 @@ Deviations
 2. A standard deviation below 1e-8 (a history of one value) counts as 1e-8.
 3. The KL penalty is the sampled log-ratio at each token, not a sum over the vocabulary; its mean
    under the policy is the KL in [PPO eq. 19].
-4. All losses are means over the batch's counted tokens.
+4. All losses are means over the batch's counted tokens, unless `mean` says another.
 5. The value loss is clipped around the rollout's values; the paper names the clip without a
    formula. The larger of the two errors is taken, and half the square, as in [PPO-clip] code.
 6. Reward scaling divides by the deviation of a "rolling discounted sum" [PPO section 5.3.1]. A
@@ -25,12 +25,15 @@ Deviations
    entropy bonus is given no formula. [CODE] adds |H - c|, of the batch's mean entropy H; here the
    distance is each token's own, so that parts of a batch and ranks add up to it. The two are the
    same where all tokens are on one side of c: its c of 35 nats is beyond any vocabulary's.
+10. The ratio may be that of whole responses, which [RLOO] takes as one action each, and its clip
+   wider above than below [DAPO section 3.1]; both papers: trimtab.models.functional.group.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,11 +44,19 @@ from trimtab.models.functional.checks import (
     require_mask,
     require_shape,
 )
+from trimtab.models.functional.group import (
+    OVER_TOKENS,
+    KLEstimator,
+    LossMean,
+    kl_estimates,
+    mean_loss,
+)
 from trimtab.models.functional.masked import masked_mean
 
 __all__ = [
     "RunningMoments",
     "gae",
+    "kl_loss",
     "normalise_scores",
     "policy_loss",
     "token_rewards",
@@ -81,10 +92,12 @@ def token_rewards(
     ref_logprobs: Tensor,
     response_mask: Tensor,
     kl_coef: float | Tensor,
+    estimator: KLEstimator = "k1",
 ) -> Tensor:
     """Token rewards with the KL penalty [PPO eq. 3 and 19].
 
-    r_t = -kl_coef (log pi_t - log pi_ref_t) at each counted token, plus the score at the last.
+    r_t = -kl_coef (log pi_t - log pi_ref_t) at each counted token, plus the score at the last;
+    another `estimator` of the KL: `kl_estimates`.
 
     scores: (B,), normalised or raw. logprobs, ref_logprobs: (B, T), nats, of the sampled tokens.
     response_mask: (B, T) bool, True = sampled by the policy and counted. kl_coef: score a nat, of
@@ -105,7 +118,7 @@ def token_rewards(
     if isinstance(kl_coef, Tensor):
         require_shape("token_rewards", 1, scores=scores, kl_coef=kl_coef)
         kl_coef = kl_coef.unsqueeze(1)
-    penalty = -kl_coef * (logprobs - ref_logprobs)
+    penalty = -kl_coef * kl_estimates(logprobs, ref_logprobs, estimator)
     # Counted tokens from here to the end: exactly 1 at the last counted token.
     num_left = response_mask.long().flip(1).cumsum(1).flip(1)
     is_last = response_mask & (num_left == 1)
@@ -154,17 +167,22 @@ def policy_loss(
     old_logprobs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
-    policy_clip: float | None,
+    policy_clip: float | tuple[float, float] | None,
+    ratio_of: Literal["token", "response"] = "token",
+    mean: LossMean = OVER_TOKENS,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy loss [PPO eq. 15]: -mean_t min(ratio A, clip(ratio, 1 - eps, 1 + eps) A).
 
     logprobs: (B, T), nats, carries the gradient. old_logprobs: (B, T), nats, the ratio's
     denominator: at sampling, or of the reference [PPO section 5.3.2, deviation 7].
     advantages: (B, T), any scale. response_mask: (B, T) bool, True = counted.
-    policy_clip: eps > 0, None = plain importance-weighted mean.
-    Returns the loss (scalar, the advantages' unit) and detached means over counted tokens:
-    `clip_fraction` (the clip binds: the clipped term is the smaller), `approx_kl`
-    (ratio - 1 - log ratio >= 0, nats, an estimate of KL(old || new)), `ratio_mean`.
+    policy_clip: eps > 0, or one below 1 and one above it [deviation 10], None = plain
+    importance-weighted mean. ratio_of: `response` takes the ratio of a whole response, and the mean
+    of its advantages; there is then one loss a response.
+    Returns the loss (scalar, the advantages' unit) and detached means over counted tokens, or over
+    responses where the loss is no mean over tokens: `clip_fraction` (the clip binds: the clipped
+    term is the smaller), `approx_kl` (ratio - 1 - log ratio >= 0, nats, an estimate of
+    KL(old || new)), `ratio_mean`.
     Raises ShapeError for other shapes or a mask that is not bool, ValueError for eps <= 0.
     """
     require_shape(
@@ -176,23 +194,65 @@ def policy_loss(
         response_mask=response_mask,
     )
     require_mask("policy_loss", response_mask, "response_mask")
-    if policy_clip is not None and not policy_clip > 0:
+    clips = policy_clip if isinstance(policy_clip, tuple) else (policy_clip, policy_clip)
+    if policy_clip is not None and not all(eps is not None and eps > 0 for eps in clips):
         raise ValueError(f"policy_loss: policy_clip must be positive or None, found {policy_clip}")
-    difference = logprobs - old_logprobs.detach()
-    log_ratio = torch.where(response_mask, difference, torch.zeros_like(difference))
+    difference, mask = logprobs - old_logprobs.detach(), response_mask
+    log_ratio = torch.where(mask, difference, torch.zeros_like(difference))
     advantages = advantages.detach()
+    if ratio_of == "response":
+        log_ratio = log_ratio.sum(1, keepdim=True)
+        advantages = masked_mean(advantages, mask, dim=1).unsqueeze(1)
+        mask = mask.any(1, keepdim=True)
     ratio = log_ratio.exp()
     clipped = unclipped = ratio * advantages
-    if policy_clip is not None:
-        clipped = ratio.clamp(1 - policy_clip, 1 + policy_clip) * advantages
-    loss = -masked_mean(torch.minimum(unclipped, clipped), response_mask)
+    below, above = clips
+    if below is not None and above is not None:
+        clipped = ratio.clamp(1 - below, 1 + above) * advantages
+    loss = -mean_loss(torch.minimum(unclipped, clipped), mask, mean)
     with torch.no_grad():
-        metrics = {
-            "clip_fraction": masked_mean((clipped < unclipped).to(ratio.dtype), response_mask),
-            "approx_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, response_mask),
-            "ratio_mean": masked_mean(ratio, response_mask),
+        watched = {
+            "clip_fraction": (clipped < unclipped).to(ratio.dtype),
+            "approx_kl": torch.expm1(log_ratio) - log_ratio,
+            "ratio_mean": ratio,
         }
+        metrics = {n: mean_loss(values, mask, mean.metric_mean) for n, values in watched.items()}
     return loss, metrics
+
+
+def kl_loss(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    response_mask: Tensor,
+    kl_coef: Tensor,
+    estimator: KLEstimator,
+    mean: LossMean = OVER_TOKENS,
+    old_logprobs: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The KL penalty as a term of the loss [GRPO eq. 3 and 4]: the mean of kl_coef KL_t.
+
+    What each `estimator` leads to, and its bias: `kl_estimates`.
+
+    logprobs: (B, T), nats, carries the gradient. ref_logprobs: (B, T), nats. response_mask: (B, T)
+    bool, True = counted. kl_coef: (B,), of each response. old_logprobs: (B, T), nats, at sampling;
+    given, each KL_t is multiplied by the ratio to them [DeepSeek-V3.2, arXiv 2512.02556].
+    Returns the loss (scalar, the coefficient's unit) and, detached, `kl_loss`.
+    Raises ShapeError for other shapes or a mask that is not bool.
+    """
+    log_probabilities = {"ref_logprobs": ref_logprobs, "old_logprobs": old_logprobs}
+    require_shape("kl_loss", 2, logprobs=logprobs, mask=response_mask, **log_probabilities)
+    require_mask("kl_loss", response_mask, "response_mask")
+    require_shape("kl_loss", 1, kl_coef=kl_coef, one_per_row=response_mask[:, 0])
+    # Zeros before exponentials, whose gradient would be NaN where nothing is counted.
+    zeros = torch.zeros_like(logprobs)
+    ours = torch.where(response_mask, logprobs, zeros)
+    theirs = torch.where(response_mask, ref_logprobs.detach(), zeros)
+    estimates = kl_coef.unsqueeze(1) * kl_estimates(ours, theirs, estimator)
+    if old_logprobs is not None:
+        old = torch.where(response_mask, old_logprobs.detach(), zeros)
+        estimates = estimates * (ours - old).exp()
+    loss = mean_loss(estimates, response_mask, mean)
+    return loss, {"kl_loss": loss.detach()}
 
 
 def value_loss(
@@ -287,15 +347,18 @@ def clip_advantages(
 
 
 def entropy_loss(
-    entropies: Tensor, response_mask: Tensor, entropy_clip: float | None
+    entropies: Tensor,
+    response_mask: Tensor,
+    entropy_clip: float | None,
+    mean: LossMean = OVER_TOKENS,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Entropy bonus as a loss [PPO section 5.3.2, appendix B.3]: -mean_t H_t, or mean_t |H_t - c|.
 
     entropies: (B, T), nats, of the policy at each token, carries the gradient.
     response_mask: (B, T) bool, True = counted. entropy_clip: c > 0, nats, the entropy that the
     bonus leads to, None = ever higher.
-    Returns the loss (scalar, nats) and detached means over counted tokens: `entropy_loss` and
-    `entropy` (nats).
+    Returns the loss (scalar, nats) and, detached, `entropy_loss` and `entropy`, a mean over counted
+    tokens (nats).
     Raises ShapeError for other shapes or a mask that is not bool, ValueError for c <= 0.
     """
     require_shape("entropy_loss", 2, entropies=entropies, response_mask=response_mask)
@@ -305,10 +368,10 @@ def entropy_loss(
             f"entropy_loss: entropy_clip must be positive or None, found {entropy_clip}"
         )
     distances = -entropies if entropy_clip is None else (entropies - entropy_clip).abs()
-    loss = masked_mean(distances, response_mask)
+    loss = mean_loss(distances, response_mask, mean)
     return loss, {
         "entropy_loss": loss.detach(),
-        "entropy": masked_mean(entropies.detach(), response_mask),
+        "entropy": mean_loss(entropies.detach(), response_mask, mean.metric_mean),
     }
 
 

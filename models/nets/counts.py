@@ -170,11 +170,13 @@ def prompt_room(context: int, max_new_tokens: int, instruction: int = 0) -> int:
 class PPOCounts:
     """steps: of sampling and updating, the first `critic_steps` of which update the critic only.
 
-    rollout: responses a step. updates: optimiser steps in each, of each model that is updated.
+    prompts: of a step. rollout: responses to them. updates: optimiser steps in each, of each model
+    that is updated.
     """
 
     steps: int
     critic_steps: int
+    prompts: int
     rollout: int
     updates: int
 
@@ -189,11 +191,15 @@ class PPOCounts:
 
 
 def ppo_counts(config: PPOConfig, num_prompts: int) -> PPOCounts:
-    """The steps of PPO on so many prompts."""
-    rollout = num_taken(num_prompts, config.rollout_batch)
+    """The steps of PPO on so many prompts, of which each has several responses if the objective
+    compares them."""
+    num_responses = config.objective.num_responses
+    prompts = num_taken(num_prompts, config.rollout_batch // num_responses)
+    rollout = prompts * num_responses
     return PPOCounts(
         steps=config.critic_pretrain_steps + config.num_steps,
         critic_steps=config.critic_pretrain_steps,
+        prompts=prompts,
         rollout=rollout,
         updates=config.num_epochs * len(spans(rollout, config.train_batch)),
     )

@@ -351,6 +351,9 @@ _KL_COEFFICIENT = Constant(
 STRENGTHS = {
     "full": _KL_COEFFICIENT,
     "ppo_max_am": _KL_COEFFICIENT,
+    "rloo": _KL_COEFFICIENT,
+    "grpo": _KL_COEFFICIENT,
+    "reinforce_pp": _KL_COEFFICIENT,
     "rejection_sampling": Constant("K", (2, 4, 8, 16), "rejection_sampling.answers.num_responses"),
     "rest": Constant("last threshold", (0.5, 0.7, 0.9, 0.95), "rest.improve.thresholds"),
     "dpo": Constant("beta", (0.03, 0.1, 0.3, 1.0), "dpo.beta"),

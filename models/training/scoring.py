@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,14 @@ def map_rows(
 ) -> tuple[Tensor, ...]:
     """`function` of N rows, micro batch by micro batch: its answers (b, ...) joined to (N, ...).
 
-    width: of answers (b, l) that differ in l, the longest; behind shorter ones stands 0. Ranks
-    share the rows out and all get the whole, on the device; the host waits for none of it.
+    width: of answers (r, l) that differ in l, of the r responses of rows that have as many each;
+    the longest. Behind shorter ones stands 0, and what is joined is (N k, width). Ranks share the
+    rows out and all get the whole, on the device; the host waits for none of it.
     """
     parts = list(local_micro_batches(rows, pass_tokens(current_device())))
     answers = zip(*(function(pack([rows[index] for index in part])) for part in parts), strict=True)
-    joined = [_joined(parts, width) for parts in answers]
+    num_responses = len(rows[0].responses)
+    joined = [_joined(parts, width, num_responses) for parts in answers]
     # The rows of other ranks are read from the zeros behind this rank's.
     mine = [index for part in parts for index in part]
     source = torch.full((len(rows),), len(mine))
@@ -89,15 +92,15 @@ def map_rows(
     in_order = [values[source] for values in joined]
     sums = [values.float() for values in in_order]
     distributed.all_reduce_sum(sums)
-    return tuple(
-        (total / times).to(values.dtype) for total, values in zip(sums, in_order, strict=True)
-    )
+    whole = [(total / times).to(values.dtype) for total, values in zip(sums, in_order, strict=True)]
+    return tuple(whole if width is None else [values.view(-1, width) for values in whole])
 
 
-def _joined(answers: Sequence[Tensor], width: int | None) -> Tensor:
+def _joined(answers: Sequence[Tensor], width: int | None, num_responses: int) -> Tensor:
     """Answers one behind another, each as wide, and a row of zeros."""
     if width is not None:
-        answers = [F.pad(answer, (0, width - answer.shape[1])) for answer in answers]
+        padded = [F.pad(answer, (0, width - answer.shape[1])) for answer in answers]
+        answers = [answer.view(-1, num_responses * width) for answer in padded]
     return torch.cat([*answers, answers[0].new_zeros(1, *answers[0].shape[1:])])
 
 
@@ -153,10 +156,16 @@ def score_samples(
     answers: Sequence[Sequence[str]],
 ) -> Tensor:
     """Scores (N, k) of a policy's answers: of its tokens, `rows`, or of the texts by `tokenizer`,
-    where the scorer has another (`other_tokenizer`)."""
+    where the scorer has another (`other_tokenizer`).
+
+    The N answers may be of fewer rows, as many of each, one row after another: a prompt passes once
+    a row.
+    """
     if tokenizer is None:
-        return score_rows(model, rows)
-    return score_answers(model, tokenizer, prompt_rows, answers)
+        return score_rows(model, rows).view(len(answers), -1)
+    size = len(answers) // len(rows)
+    texts = [list(chain(*answers[start : start + size])) for start in range(0, len(answers), size)]
+    return score_answers(model, tokenizer, prompt_rows[::size], texts).view(len(answers), -1)
 
 
 def trunk_activations(

@@ -51,13 +51,13 @@ def _runs(arms: Sequence[str] = METHODS, seeds: Sequence[int] = (0,)) -> list[Ru
 
 def test_every_method_is_trained_and_answers(submitted: Submitted) -> None:
     (run,) = _runs()
-    assert len(METHODS) == 11
+    assert len(METHODS) == 14
     for arm in METHODS:
         assert f"eval_{arm}" in run.roles
         assert f"policy_{arm}" in run.roles or arm == "best_of_n"
     counts = [name for name, _ in submitted]
-    assert counts.count("ppo_max") == 5
-    assert counts.count("evaluate") == 1 + 11
+    assert counts.count("ppo_max") == 8
+    assert counts.count("evaluate") == 1 + 14
 
 
 def test_what_methods_share_is_made_once(submitted: Submitted) -> None:
@@ -71,7 +71,7 @@ def test_what_methods_share_is_made_once(submitted: Submitted) -> None:
     assert counts.count("rejection_sampling") == 2
     starts = [given["policy"] for name, given in submitted if name == "ppo_max"]
     assert starts.count(run["policy_rejection_sampling"]) == 1
-    assert starts.count(run["sft"]) == 4
+    assert starts.count(run["sft"]) == 7
 
 
 def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
@@ -225,7 +225,8 @@ EVERY = (
 )
 # 1 + 4 steps of 16 responses; vanilla has no step for the critic alone. Two times 10 prompts, of 4
 # answers each; PPO comes on top.
-SAMPLED = {"ppo_max_rm": 5 * 16, "vanilla": 4 * 16, "dpo": 0, "cpl": 0}
+SAMPLED = dict.fromkeys(("ppo_max_rm", "rloo", "grpo", "reinforce_pp"), 5 * 16)
+SAMPLED |= {"vanilla": 4 * 16, "dpo": 0, "cpl": 0}
 SAMPLED |= dict.fromkeys(("rejection_sampling", "rest", "hir"), 5 * 16)
 SAMPLED |= {"rejection_sampling_ppo": 5 * 16 + 5 * 16}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trimtab.flows.cli.cli import main
-from trimtab.flows.config.config import ConfigError, RunConfig, load_config, seeded
+from trimtab.flows.config.config import ConfigError, RunConfig, load_config, ppo_of, seeded
 from trimtab.flows.config.overrides import (
     RoundChanges,
     RunChanges,
@@ -21,7 +21,7 @@ from trimtab.flows.config.overrides import (
 from trimtab.flows.config.recipes import RECIPES, recipe_named
 from trimtab.models.config.arms import vanilla
 from trimtab.models.config.judge import JudgeConfig
-from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.policy import GRPO, RLOO, PPOConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig
 from trimtab.models.studies.registry import TITLES
 
@@ -158,6 +158,52 @@ NOISE = 'relabel={"noise":"%s","flip_below":null}'
             "num_held_out must be above 0 where max_held_out_fall is given",
         ),
         (
+            ["ppo.objective.num_responses=3"],
+            "rollout_batch must be a multiple of objective.num_responses, found 16 and 3",
+        ),
+        (
+            ["ppo.objective.baseline=none"],
+            "critic_pretrain_steps must be 0 where objective.baseline is none, found 1",
+        ),
+        (
+            ["rloo.num_responses=1"],
+            "num_responses must be at least 2 where baseline is leave_one_out, found 1",
+        ),
+        (["grpo.kl_estimator=k1"], "kl_estimator must be k2 or k3 where kl_in is loss, found k1"),
+        (
+            ["grpo.kl_bias_correction=true", "grpo.kl_estimator=k2"],
+            "found true with loss and k2: neither has that bias",
+        ),
+        (["rloo.loss_mean=token"], "loss_mean must be sequence where ratio_of is response, found"),
+        (
+            ["reinforce_pp.ratio_of=response", "reinforce_pp.loss_mean=sequence"],
+            "ratio_of must be token where baseline is none, found response",
+        ),
+        (
+            ["reinforce_pp.divide_by_std=true"],
+            "divide_by_std must be false where baseline is none, found true",
+        ),
+        (
+            ['arms=["grpo"]', "grpo.num_responses=3"],
+            "rollout_batch must be a multiple of grpo.num_responses, found 16 and 3",
+        ),
+        (
+            ['arms=["grpo"]', "grpo.upper_clip=0.3", "ppo.policy_clip=null"],
+            "grpo.upper_clip must be none where policy_clip is none, found 0.3",
+        ),
+        (
+            ['arms=["reinforce_pp"]', "reinforce_pp.baseline=critic"],
+            "reinforce_pp.baseline must be another than critic, found critic",
+        ),
+        (
+            ["ppo.overlong_buffer=25"],
+            "overlong_buffer must be at most max_new_tokens, found 25 and 24",
+        ),
+        (
+            ["ppo.num_ranks=3", "ppo.objective.num_responses=4"],
+            "num_ranks must be at most train_batch / objective.num_responses, found 3 and 2",
+        ),
+        (
             ['arms=["vanilla"]', 'ppo.guard={"max_held_out_fall":0.5,"num_held_out":1}'],
             "max_held_out_fall must be none for the arm vanilla where ensemble.size is 2",
         ),
@@ -167,6 +213,31 @@ def test_settings_that_undo_each_other_are_refused(settings: list[str], told: st
     with pytest.raises(ConfigError) as error:
         _smoke(*settings)
     assert told in str(error.value)
+
+
+def test_arms_without_a_critic_have_their_own_objective() -> None:
+    config = _smoke('arms=["rloo","grpo","full"]', "grpo.num_responses=8", "grpo.loss_mean=token")
+    assert ppo_of(config, "grpo").objective == GRPO.model_copy(
+        update={"num_responses": 8, "loss_mean": "token"}
+    )
+    assert ppo_of(config, "rloo").objective == RLOO
+    # Everything of PPO-max but what a critic and the baseline decide.
+    changed = dict(ppo_of(config, "rloo"))
+    same = {name for name, value in dict(config.ppo).items() if changed[name] == value}
+    assert dict(config.ppo).keys() - same == {
+        "objective",
+        "num_steps",
+        "critic_pretrain_steps",
+        "critic_init",
+        "score_clip",
+        "normalise_advantages",
+    }
+    assert ppo_of(config, "full") == config.ppo
+    assert ppo_of(config, "reinforce_pp").normalise_advantages
+    # PPO-max itself may go without a critic, with rehearsal as it has it.
+    settings = ["ppo.critic_pretrain_steps=0", "ppo.objective.baseline=leave_one_out"]
+    ppo = ppo_of(_smoke(*settings, "ppo.objective.num_responses=2"), "full")
+    assert not ppo.objective.has_critic and ppo.score_clip == config.ppo.score_clip
 
 
 def test_labels_that_are_probabilities_may_bound_scores() -> None:

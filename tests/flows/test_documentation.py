@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.fields import settings_of
 from trimtab.flows.config.config import RunConfig
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
@@ -68,7 +69,37 @@ def test_defaults_are_the_configuration_s(config: RunConfig, path: str, default:
 
 def test_every_method_has_its_fields() -> None:
     sections = {path.partition(".")[0] for path, _ in FIELDS}
-    assert sections == {"ppo", "best_of_n", "rejection_sampling", "rest", "dpo", "cpl", "hir"}
+    of_groups = {"rloo", "grpo", "reinforce_pp"}
+    others = {"best_of_n", "rejection_sampling", "rest", "dpo", "cpl", "hir"}
+    assert sections == {"ppo"} | of_groups | others
+
+
+# The fields of TRL 1.9's PPOConfig, apart from those of TrainingArguments.
+OF_TRL = frozenset(
+    """dataset_num_proc num_mini_batches total_episodes local_rollout_forward_batch_size
+    num_sample_generations response_length stop_token stop_token_id temperature missing_eos_penalty
+    sft_model_path world_size num_total_batches micro_batch_size local_batch_size batch_size
+    local_mini_batch_size mini_batch_size push_to_hub reward_model_path model_adapter_name
+    ref_adapter_name num_ppo_epochs whiten_rewards kl_coef kl_estimator cliprange vf_coef
+    cliprange_value gamma lam ds3_gather_for_generation learning_rate logging_steps
+    gradient_checkpointing bf16 lr_scheduler_kwargs use_liger_kernel
+    torch_empty_cache_steps""".split()
+)
+
+
+def test_every_field_of_trls_ppo_leads_to_one_of_ours_that_exists() -> None:
+    text = (DOCS / "how-to" / "from-trl-ppo.md").read_text(encoding="utf-8")
+    fields = text.partition("## Each field")[2].partition("## Each metric")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", fields, re.MULTILINE)
+    names = [name for name, _ in rows if name != "PPOConfig"]
+    assert len(names) == len(set(names)) and set(names) > OF_TRL
+    known = {setting.path for setting in settings_of(RunConfig)}
+    known |= {path.rpartition(".")[0] for path in known} | {"ppo.objective", "ppo.zero"}
+    ours = {cell.strip("`") for _, cell in rows} - {"–", "Trimtab"}
+    assert len(ours) > 20 and ours <= known
+    # In whatever else the page says of settings, too.
+    said = re.findall(r"((?:ppo|sft|rounds|preferences)\.[a-z_]+(?:\.[a-z_]+)*)", text)
+    assert {path for path in said if not path.endswith(".md")} <= known
 
 
 @pytest.mark.parametrize("command", COMMANDS)

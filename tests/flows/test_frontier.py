@@ -35,7 +35,11 @@ def test_every_arm_is_read_at_the_recipes_strength_and_others(run: PlannedRun) -
 
 @pytest.mark.parametrize(
     ("arm", "field"),
-    [("ppo_max_am", "kl_coef"), ("full", "kl_coef"), ("dpo", "beta"), ("cpl", "alpha")],
+    [
+        *((arm, "kl_coef") for arm in ("ppo_max_am", "full", "rloo", "grpo", "reinforce_pp")),
+        ("dpo", "beta"),
+        ("cpl", "alpha"),
+    ],
 )
 def test_one_field_differs(run: PlannedRun, arm: str, field: str) -> None:
     policies = _stages(run, f"policy_{arm}_")

@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.judge import JudgeConfig
-from trimtab.models.config.policy import PolicyConfig, PPOConfig
+from trimtab.models.config.policy import RLOO, PolicyConfig, PPOConfig
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets import counts
@@ -122,6 +122,12 @@ def test_ppo_by_hand() -> None:
     assert (found.steps, found.policy_steps, found.rollout, found.updates) == (7, 5, 32, 6)
     assert [found.policy_updates(steps) for steps in (1, 2, 3, 7)] == [0, 0, 6, 30]
     assert counts.ppo_counts(config, 20).updates == 2 * 2
+    # Four responses to each of 8 prompts, or to each of 5.
+    grouped = config.model_copy(update={"objective": RLOO, "critic_pretrain_steps": 0})
+    for available, prompts, updates in ((100, 8, 6), (5, 5, 4)):
+        of_groups = counts.ppo_counts(grouped, available)
+        assert (of_groups.prompts, of_groups.rollout) == (prompts, 4 * prompts)
+        assert (of_groups.updates, of_groups.policy_steps) == (updates, 5)
 
 
 def test_nll_batch_sizes() -> None:

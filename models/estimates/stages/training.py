@@ -17,6 +17,7 @@ from trimtab.models.estimates.memory import (
     largest,
     partition_of,
 )
+from trimtab.models.estimates.shapes import ModelShape
 from trimtab.models.estimates.stages.sampling import (
     judge_work,
     num_answered,
@@ -327,7 +328,7 @@ def _policy(
 
 
 def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
-    """All steps: answers sampled and scored, then updates of critic and, later, policy.
+    """All steps: answers sampled and scored, then updates of critic, if there is one, and policy.
 
     Without a scorer the first rank has the judge beside all else, which rates each answer, as if
     it were another than those before.
@@ -336,7 +337,8 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     response, num_scorers = config.max_new_tokens + 1, len(inputs.scorer_heads)
     num_scoring = num_scorers + inputs.num_heldout_models
-    answers = Rows(planned.steps * planned.rollout, row)
+    shared = _rollout_rows(config, inputs, planned.prompts)
+    answers = Rows(planned.steps * planned.rollout, row, all_tokens=planned.steps * shared.tokens)
     judging = Work()
     if config.scoring.judge is not None and not num_scorers:
         field = "ppo.scoring.judge.local_model"
@@ -351,7 +353,7 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
     sampling = policy_sampling(config, inputs, planned.rollout, copies).times(planned.steps)
     # What is sampled in narrow products, or by vLLM, the policy passes once more.
     num_policies = 1 + (PRODUCT_BYTES[config.precision] < FLOAT_BYTES or config.vllm is not None)
-    learned = config.num_epochs * planned.rollout
+    learned, learned_tokens = (config.num_epochs * n for n in (planned.rollout, shared.tokens))
     updates, nll = planned.policy_updates(planned.steps), _nll_rows(config, inputs)
     passes = counts.risk_passes(config, planned, inputs.num_rehearsed > 0)
     measured = Rows(inputs.num_rehearsed, row, response)
@@ -362,27 +364,41 @@ def ppo_max(config: policy.PPOConfig, inputs: StageInputs) -> Work:
         optimiser_steps=planned.steps * planned.updates,
         passed_logits=num_policies * answers.count * response,
         forward_tokens=(num_policies + 1) * answers.tokens,
-        trained_tokens=learned * planned.policy_steps * row
+        trained_tokens=learned_tokens * planned.policy_steps
         + updates * sum(rows.tokens for rows in nll),
         trained_logits=learned * planned.policy_steps * response
         + updates * sum(rows.count * rows.logit_tokens for rows in nll),
         parameters=sum(
             trained_parameters(shape, config, parameters)
-            for shape, parameters in (
-                (inputs.shape, inputs.shape.policy_parameters),
-                (_critic(config, inputs).shape, _critic_parameters(config, inputs)),
-            )
+            for shape, parameters in _trained_models(config, inputs)
         ),
     )
     work += inputs.scorer_work(Work(forward_tokens=num_scoring * answers.tokens))
-    critic = Work(trained_tokens=learned * planned.steps * row)
-    work += inputs.scorer_work(critic) if config.critic_init == "scorer" else critic
+    if config.objective.has_critic:
+        critic = Work(trained_tokens=learned_tokens * planned.steps)
+        work += inputs.scorer_work(critic) if config.critic_init == "scorer" else critic
     phases = _phases(config, inputs, planned, sampling.phases["sampling"])
     judge = Memory(frozen=max((phase.frozen for phase in judging.phases.values()), default=0))
     held = replace(phases["sampling"], activations=0, cache=0)
     rating = {name: replace(phase, frozen=0) + held for name, phase in judging.phases.items()}
     total = work + sampling + judging + measuring
     return replace(total, phases=phases | rating).beside(judge)
+
+
+def _rollout_rows(config: policy.PPOConfig, inputs: StageInputs, prompts: int) -> Rows:
+    """So many prompts, each with all its answers behind it in one row."""
+    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
+    count, response = config.objective.num_responses, config.max_new_tokens + 1
+    length = prompt + count * (row - prompt)
+    return Rows(prompts, length, count * response, repeated_keys=(count - 1) * row)
+
+
+def _trained_models(config: policy.PPOConfig, inputs: StageInputs) -> list[tuple[ModelShape, int]]:
+    """Shape and parameters of the policy, and of the critic if there is one."""
+    models = [(inputs.shape, inputs.shape.policy_parameters)]
+    if config.objective.has_critic:
+        models.append((_critic(config, inputs).shape, _critic_parameters(config, inputs)))
+    return models
 
 
 def _critic(config: policy.PPOConfig, inputs: StageInputs) -> StageInputs:
@@ -410,46 +426,41 @@ def _nll_rows(config: policy.PPOConfig, inputs: StageInputs) -> list[Rows]:
 def _phases(
     config: policy.PPOConfig, inputs: StageInputs, planned: counts.PPOCounts, sampling: Memory
 ) -> dict[str, Memory]:
-    """Both optimisers stay in memory throughout; gradients are of one model at a time, but under
-    stage 3 of ZeRO room for those of both is kept.
+    """Optimisers stay in memory throughout; gradients are of one model at a time, but under stage 3
+    of ZeRO room for those of all is kept.
 
-    Reference and scorers come first, then the policy, then the critic. In the end the first rank
-    has policy and critic whole.
+    Reference and scorers come first, then the policy, then the critic, if there is one. In the end
+    the first rank has them whole.
     """
-    num_policy, num_critic = inputs.shape.policy_parameters, _critic_parameters(config, inputs)
-    _, row = inputs.prompt_and_row(config.max_new_tokens)
-    response = config.max_new_tokens + 1
-    batch = counts.num_taken(planned.rollout, config.train_batch)
-    rows = [Rows(batch, row, response), *_nll_rows(config, inputs)]
-    actor = largest(*(training_memory(inputs, num_policy, config, part) for part in rows))
-    critic = training_memory(_critic(config, inputs), num_critic, config, Rows(batch, row))
-    at_once = planned.rollout
+    batch = config.train_batch // config.objective.num_responses
+    batch = counts.num_taken(planned.prompts, batch)
+    learners = _learners(config, inputs, batch)
+    at_once = planned.prompts
     if counts.risk_passes(config, planned, inputs.num_rehearsed > 0):
         at_once = max(at_once, inputs.num_rehearsed)
-    answers = Rows(counts.rows_of_rank(at_once, config.ranks), row, response)
+    answers = _rollout_rows(config, inputs, counts.rows_of_rank(at_once, config.ranks))
     partition = partition_of(config)
     others = inputs.policy_bytes + sum(inputs.scorer_bytes) + inputs.heldout_bytes
     passes = [passing_work(part, 0, answers) for part in (inputs, inputs.scorer_inputs)]
     phases = trainer_phases(
         inputs,
         config,
-        [actor, critic],
+        list(learners.values()),
         {
             "sampling": sampling if config.vllm is None else Memory(),
             "scoring": largest(*(part.phases["scoring"] for part in passes)),
-            "critic update": critic.transient,
-            "policy update": actor.transient,
+            **{f"{name} update": learner.transient for name, learner in learners.items()},
         },
         others,
         _shared(config, inputs),
     )
-    both = replace(actor.resident + critic.resident, optimiser=0)
-    phases["saving"] = both + partition.running_part(others)
-    if partition.stage == 0:  # its state is kept to the end
-        phases["saving"] += Memory(optimiser=actor.optimiser + critic.optimiser)
+    held = sum((learner.resident for learner in learners.values()), Memory())
+    kept = held if partition.stage == 0 else replace(held, optimiser=0)  # its state to the end
+    phases["saving"] = kept + partition.running_part(others)
     if partition.stage == 3:  # a model that samples or scores is whole
         held_out = inputs.heldout_bytes // max(1, inputs.num_heldout_models)
-        scored = max(inputs.policy_bytes, *inputs.scorer_bytes, held_out, FLOAT_BYTES * num_critic)
+        critic = _critic_parameters(config, inputs) if "critic" in learners else 0
+        scored = max(inputs.policy_bytes, *inputs.scorer_bytes, held_out, FLOAT_BYTES * critic)
         for name, weights in (("sampling", inputs.policy_bytes), ("scoring", scored)):
             phases[name] += Memory(frozen=weights // partition.width)
     if config.vllm is not None:  # on a GPU only while it samples: then this is a bound
@@ -457,6 +468,17 @@ def _phases(
         later = phases.keys() - {"loading"}
         phases = dict(Work(phases=phases).beside(Memory(frozen=beside), *later).phases)
     return phases
+
+
+def _learners(config: policy.PPOConfig, inputs: StageInputs, batch: int) -> dict[str, Memory]:
+    """What policy and critic take in an update on so many prompts, in the order of loading."""
+    trained = _rollout_rows(config, inputs, batch)
+    rows, size = [trained, *_nll_rows(config, inputs)], inputs.shape.policy_parameters
+    learners = {"policy": largest(*(training_memory(inputs, size, config, part) for part in rows))}
+    if config.objective.has_critic:
+        size, values = _critic_parameters(config, inputs), replace(trained, logit_tokens=0)
+        learners["critic"] = training_memory(_critic(config, inputs), size, config, values)
+    return learners
 
 
 def _shared(config: policy.PPOConfig, inputs: StageInputs) -> int:
@@ -467,7 +489,7 @@ def _shared(config: policy.PPOConfig, inputs: StageInputs) -> int:
     shared = 0
     if inputs.starts_as_reference:
         shared += _shared_bytes(config, inputs, inputs.shape.policy_parameters)
-    if config.critic_init == "scorer":
+    if config.objective.has_critic and config.critic_init == "scorer":
         shared += _shared_bytes(config, _critic(config, inputs), _critic_parameters(config, inputs))
     return shared
 

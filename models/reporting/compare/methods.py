@@ -30,7 +30,7 @@ class Method:
     means: gold (where known), judge_score, kl, length. against_sft, forget: by who decides, on the
     main prompts and on what SFT was expert at; None for SFT, and where there is no such set.
     budget: means over seeds of what it took beyond SFT; None for SFT.
-    path: where it went, mean over seeds: PPO while training, by its samples, the best of 1 ... n.
+    path: where it went, mean over seeds: in training by what it sampled, or the best of 1 ... n.
     """
 
     name: str

@@ -173,7 +173,7 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
             f"What is gained for the distance from SFT, by {MEASURE_NAMES[judge]}: highest is "
             f"{top.words} with {score.value:.2f}, {kl.value:.2f} nats from SFT.",
             "Higher and further to the left is better. Large: mean over seeds; small: each seed. "
-            "Lines: where PPO was while it trained (by what it sampled to learn from, so they need "
+            "Lines: where a policy was in training (by what it sampled to learn from, so they need "
             "not end in the point), and the best of 1 … n answers of SFT.",
             f"KL to SFT (nats per answer), {SETS['main']}",
             SCORE_LABELS[judge],

@@ -51,14 +51,14 @@ from trimtab.models.statistics.measured import Interval
 MAIN = "main"
 MONITORS = {  # of a curve's fields: what is shown, axis, note
     "score": (
-        "The score PPO is trained on",
+        "The score that is optimised",
         "change of mean score\n(in spreads at the start)",
         "The proxy: each run's own scorer, so only its course compares between runs.",
     ),
     "gold": (
         "Gold score of the sampled answers",
         "mean gold score (0 to 1)",
-        "What the same answers are truly worth; PPO never sees it.",
+        "What the same answers are truly worth; no policy sees it in training.",
     ),
     "kl": ("KL to the reference", "KL (nats per answer)", ""),
     "perplexity": ("Perplexity under the policy", "perplexity (per token)", ""),
@@ -102,7 +102,7 @@ def _lines(
         # The title names the two ends of the list; the note has every run.
         rest = f"Between them: {'; '.join(ends[1:-1])}." if ends[2:] else ""
         shown = "; ".join([*ends[:1], *ends[1:][-1:]])
-        return panel.chart(f"{title}: {shown}.", f"{note} {rest}", "PPO step", y_label)
+        return panel.chart(f"{title}: {shown}.", f"{note} {rest}", "step", y_label)
 
 
 def _plain(value: float) -> str:

@@ -340,7 +340,7 @@ def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) ->
         line += f"the guard warned: {policy.collapse_reason}."
     else:
         line += (
-            f"the guard stopped PPO, {policy.collapse_reason}, and the policy is that of step "
+            f"the guard stopped training, {policy.collapse_reason}, and the policy is that of step "
             f"{policy.policy_of_step}."
         )
     others = [other for other in policies if other.name not in (policy.name, "sft")]
@@ -349,8 +349,8 @@ def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) ->
         return
     score, gold = (change.text("+.2f") for change in (policy.drift.score, policy.drift.gold))
     line = (
-        "Reward hacking: from the first to the last tenth of PPO's steps the score that it "
-        f"optimised changed by {score} of its spread, the gold score by {gold}."
+        "Reward hacking: from the first to the last tenth of the steps the score that it optimised "
+        f"changed by {score} of its spread, the gold score by {gold}."
     )
     yield line + _likewise(others, _is_hacked, "had a score that rose and gold that fell")
 

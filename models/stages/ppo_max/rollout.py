@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.policy import PPOConfig
+from trimtab.models.functional.group import group_advantages, overlong_penalties
 from trimtab.models.functional.masked import masked_mean, masked_whiten
 from trimtab.models.functional.ppo import (
     RunningMoments,
@@ -34,13 +35,13 @@ from trimtab.models.training.scoring import map_rows, with_trunk
 
 @dataclass(frozen=True)
 class Experience:
-    """One rollout batch of N responses, L the longest.
+    """One rollout batch of N responses, L the longest, K of them to each prompt and in each row.
 
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
-    units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
-    scorer or judge, or combined from several, on the host; normalised_scores: (N,) after scaling
-    or normalisation and clipping. texts: rows of the rollout log. reported: metrics of the
-    switches that are on.
+    units; values are 0 without a critic. response_mask: (N, L) bool, True = sampled by the policy.
+    kl_coef: (N,) of the KL penalty, score units a nat. scores: (N,) raw from the scorer or judge,
+    or combined from several, on the host; normalised_scores: (N,) after scaling or normalisation
+    and clipping. texts: rows of the rollout log. reported: metrics of the switches that are on.
     """
 
     rows: list[Candidates]
@@ -50,6 +51,7 @@ class Experience:
     ref_logprobs: Tensor
     entropies: Tensor
     values: Tensor
+    kl_coef: Tensor
     scores: Tensor
     normalised_scores: Tensor
     advantages: Tensor
@@ -74,7 +76,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class RolloutModels:
-    """The models that a rollout runs.
+    """The models that a rollout runs; critic: None where the objective has none.
 
     shared_layers: number of frozen lower layers that all models share as modules.
     """
@@ -82,7 +84,7 @@ class RolloutModels:
     tokenizer: PreTrainedTokenizerBase
     policy: ModelHandle
     reference: ModelHandle
-    critic: ModelHandle
+    critic: ModelHandle | None
     scorers: Scorers
     shared_layers: int = 0
 
@@ -94,51 +96,59 @@ def collect(
     models: RolloutModels,
     moments: RunningMoments,
     generator: torch.Generator,
-    kl_coef: float | Tensor,
+    kl_coef: Tensor,
 ) -> Experience:
-    """Sample one response a prompt and compute all that the update needs; updates `moments`.
+    """Sample the responses to each prompt and compute all that the update needs; updates `moments`.
 
-    kl_coef: of all N prompts, or (N,) of each, on the device.
+    kl_coef: of each prompt, on the device.
     """
-    tokenizer = models.tokenizer
+    tokenizer, num_responses = models.tokenizer, config.objective.num_responses
     with models.policy.gathered() as sampled:
         rows, noted = _sample_rows(config, tokenizer, prompts, sampled, generator)
         rows = with_trunk(sampled, rows, models.shared_layers)
-        width = max(len(row.responses[0]) for row in rows)
+        sampled_ids = [ids for row in rows for ids in row.responses]
+        width = max(map(len, sampled_ids))
         old_logprobs, entropies = _policy_logprobs(config, sampled, rows, noted, width)
     with models.reference.gathered() as referring:
         ref_logprobs, _, response_mask = map_rows(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature), width
         )
-    with models.critic.gathered() as valuing:
-        values, _ = map_rows(rows, lambda batch: response_values(valuing, batch), width)
-    responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
+    values = _values(models.critic, rows, torch.zeros_like(ref_logprobs))
+    responses = [tokenizer.decode(ids, skip_special_tokens=True) for ids in sampled_ids]
+    prompts = [prompt for prompt in prompts for _ in range(num_responses)]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
     held_out = models.scorers.held_out_scores(prompts, rows, responses)
     normalised = move_to_device(_treat_scores(config, scores, moments))
-    rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, kl_coef)
-    advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
+    penalties, penalised = _length_penalties(config, sampled_ids, tokenizer.eos_token_id)
+    kl_coefs = kl_coef.repeat_interleave(num_responses)
+    rewards = token_rewards(
+        normalised - move_to_device(penalties),
+        old_logprobs,
+        ref_logprobs,
+        response_mask,
+        kl_coefs if config.objective.kl_in == "reward" else 0.0,
+        config.objective.kl_estimator,
+    )
+    advantages, returns = _advantages(config, rewards, values, response_mask)
     clipped: Metrics = {}
     if not whitens_minibatches(config):
         advantages, clipped = treat_advantages(config, advantages, response_mask)
-    categories = [row.get("category") for row in prompts]
-    log_columns = {"response": responses, "category": categories, "score": scores}
     if held_out is not None:
-        log_columns["held_out_score"] = held_out.mean(0)
         reported |= held_out_monitors(scores, held_out)
     return Experience(
         rows=rows,
-        texts=with_columns([{"prompt": row["prompt"]} for row in prompts], log_columns),
+        texts=_log_rows(prompts, responses, scores, held_out),
         response_mask=response_mask,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
         entropies=entropies,
         values=values,
+        kl_coef=kl_coefs,
         scores=scores,
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
-        reported=noted.reported | reported | clipped,
+        reported=noted.reported | reported | penalised | clipped,
     )
 
 
@@ -149,15 +159,24 @@ def _sample_rows(
     policy: PreTrainedModel,
     generator: torch.Generator,
 ) -> tuple[list[Candidates], Samples]:
-    """Each prompt with one sampled response, and what the sampler noted."""
+    """Each prompt with its sampled responses, and what the sampler noted of all of them.
+
+    Equal prompts follow one another, so that the sampler passes each once.
+    """
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
     )
     encoded = encode_prompts(policy, tokenizer, [row["prompt"] for row in prompts], sampling)
-    noted = sample(policy, tokenizer, encoded, sampling, generator)
+    count = config.objective.num_responses
+    repeated = [ids for ids in encoded for _ in range(count)]
+    noted = sample(policy, tokenizer, repeated, sampling, generator)
     rows = [
-        Candidates(prompt, (response,), category=row.get("category"))
-        for prompt, response, row in zip(encoded, noted.responses, prompts, strict=True)
+        Candidates(
+            encoded[index],
+            tuple(noted.responses[index * count : (index + 1) * count]),
+            category=row.get("category"),
+        )
+        for index, row in enumerate(prompts)
     ]
     return rows, noted
 
@@ -182,12 +201,71 @@ def _policy_logprobs(
     return noted.logprobs[:, :width], noted.entropies[:, :width]
 
 
+def _log_rows(
+    prompts: Sequence[dict[str, Any]],
+    responses: Sequence[str],
+    scores: Tensor,
+    held_out: Tensor | None,
+) -> list[dict[str, Any]]:
+    """Rows of the rollout log, one a response."""
+    categories = [row.get("category") for row in prompts]
+    columns = {"response": responses, "category": categories, "score": scores}
+    if held_out is not None:
+        columns["held_out_score"] = held_out.mean(0)
+    return with_columns([{"prompt": row["prompt"]} for row in prompts], columns)
+
+
+def _values(critic: ModelHandle | None, rows: Sequence[Candidates], zeros: Tensor) -> Tensor:
+    """The critic's values (N, L) of the states before each token; zeros (N, L) without a critic."""
+    if critic is None:
+        return zeros
+    with critic.gathered() as model:
+        values, _ = map_rows(rows, lambda batch: response_values(model, batch), zeros.shape[1])
+    return values
+
+
 def _treat_scores(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
     """Scores (N,) after `score_treatment` and `score_clip`; updates `moments`."""
     moments.update(scores)
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std
     return normalise_scores(scores, mean, std, config.score_clip)
+
+
+def _length_penalties(
+    config: PPOConfig, responses: Sequence[list[int]], end_token: int | None
+) -> tuple[Tensor, Metrics]:
+    """What is taken from the scores (N,) of responses that were cut or are long, on the host."""
+    penalties, metrics = torch.zeros(len(responses)), {}
+    if config.missing_eos_penalty > 0:
+        missing = torch.tensor([float(ids[-1] != end_token) for ids in responses])
+        penalties += config.missing_eos_penalty * missing
+        metrics["missing_eos_fraction"] = missing.mean()
+    if config.overlong_buffer > 0:
+        lengths = torch.tensor([len(ids) for ids in responses])
+        shares = overlong_penalties(lengths, config.max_new_tokens, config.overlong_buffer)
+        penalties += config.overlong_penalty * shares
+        metrics["overlong_penalty"] = config.overlong_penalty * shares.mean()
+    return penalties, metrics
+
+
+def _advantages(
+    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns (N, L) of token rewards, as the objective's baseline has them.
+
+    Without a critic or a group: what is still to come of the rewards, as GAE of values 0 has it.
+    """
+    objective = config.objective
+    if objective.baseline == "critic":
+        return gae(rewards, values, mask, config.gamma, config.gae_lambda)
+    _, returns = gae(rewards, values, mask, config.gamma, 1.0)
+    if objective.baseline == "none":
+        return returns, returns
+    of_responses = group_advantages(
+        rewards.sum(1), objective.num_responses, objective.baseline, objective.divide_by_std
+    )
+    return torch.where(mask, of_responses.unsqueeze(1), torch.zeros_like(rewards)), returns
 
 
 def whitens_minibatches(config: PPOConfig) -> bool:

@@ -7,7 +7,8 @@ Implementation details that matter:
    multiply in bfloat16, or vLLM samples, they are taken again, as the update takes them.
 2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
    scorers become one before (trimtab.models.functional.combination).
-3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
+3. The critic is trained alone for `critic_pretrain_steps` before the policy moves. An objective
+   without a critic loads none, and all steps are the policy's.
 4. PPO-ptx [PPO eq. 17] has the demonstrations in place of a pre-training corpus, as the published
    code may, and its likelihood is of responses.
 5. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
@@ -22,7 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models.config.policy import PPOConfig
@@ -38,7 +38,7 @@ from trimtab.models.stages.ppo_max.guard import collapse_reason, first_reason, h
 from trimtab.models.stages.ppo_max.risk import RehearsalRisk
 from trimtab.models.stages.ppo_max.rollout import Experience, RolloutModels, collect
 from trimtab.models.stages.ppo_max.scorers import Scorers
-from trimtab.models.stages.ppo_max.update import ActorCritic, load_weights
+from trimtab.models.stages.ppo_max.update import ActorCritic
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.checkpoint import (
@@ -54,6 +54,8 @@ from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
+FOLDERS = {"policy": "model", "critic": "critic"}  # of the output
+
 
 def run(config: PPOConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
@@ -63,8 +65,8 @@ def run(config: PPOConfig, stage: Stage) -> None:
     With a `safety_scorer`, a reward model, these scorers stand for helpfulness. The collapse guard
     compares with `held_out_scorer`, of which there may be several.
 
-    Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl; where weights follow risk,
-    risk.jsonl: by cluster, at each measurement.
+    Output: model/ (the policy), critic/ if there is one, metrics.jsonl, rollouts.jsonl; where
+    weights follow risk, risk.jsonl: by cluster, at each measurement.
     """
     with vllm_sampler(config, stage.workdir):
         PPORun(config, stage).train()
@@ -74,6 +76,8 @@ class PPORun:
     """The state of one run: its models, two optimisers, moments, generator, step."""
 
     def __init__(self, config: PPOConfig, stage: Stage) -> None:
+        if not config.objective.has_critic:  # then any scorer will do
+            config = config.model_copy(update={"critic_init": "policy"})
         self.config, self.stage = config, stage
         if config.kl_weights == "risk" and "rehearsal" not in stage.inputs:
             raise ValueError(
@@ -89,10 +93,7 @@ class PPORun:
         self.scorers = Scorers.load(config, stage)
         self.policy = load_policy(start).eval()
         self.depth = 0
-        load_critic: Callable[[], PreTrainedModel] = self._load_critic
-        if not self.is_sharded and num_frozen_layers(self.policy, config.trainable_layers) > 0:
-            critic = load_critic()
-            self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
+        load_critic = self._critic_loader()
         self.prompts = read_prompts(inputs["data"], config.prompts)
         self.counts = counts.ppo_counts(config, len(self.prompts))
         self.moments = RunningMoments()
@@ -112,9 +113,8 @@ class PPORun:
         if state is not None and self.risk is not None:
             self.risk.load_state_dict(state["risk"])
             self.learner.rehearse(self.risk.kept)
-        self.critic = self.learner.critic.model
         if not self.is_sharded:
-            for trained in (self.policy, self.critic):
+            for trained in self.learner.models.values():
                 for other in (self.reference.model, *(one.model for one in self.scorers.models)):
                     share_frozen(trained, other)
 
@@ -123,12 +123,27 @@ class PPORun:
         """Whether parameters are sharded over ranks."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
+    def _critic_loader(self) -> Callable[[], PreTrainedModel] | None:
+        """What loads the critic, if the objective has one. Where lower layers are frozen it is
+        loaded at once, and all models share them."""
+        load_critic = self._load_critic if self.config.objective.has_critic else None
+        if self.is_sharded or not num_frozen_layers(self.policy, self.config.trainable_layers):
+            return load_critic
+        critic = None if load_critic is None else load_critic()
+        self.depth = self._share_lower_layers(critic)
+        return None if critic is None else lambda: critic
+
     def _load_critic(self) -> PreTrainedModel:
         if self.config.critic_init == "scorer":
             return load_critic(self.stage.several("scorer")[0] / "model").eval()
         return new_scorer(self.stage.inputs["policy"] / "model", self.config.seed).eval()
 
-    def _share_lower_layers(self, critic: PreTrainedModel) -> int:
+    @property
+    def critic(self) -> PreTrainedModel:
+        """The critic; KeyError where the objective has none."""
+        return self.learner.models["critic"]
+
+    def _share_lower_layers(self, critic: PreTrainedModel | None) -> int:
         """Let all models share the lower layers that are frozen in each; returns their number.
 
         Shared layers run once a response. Sharded models cannot share layers, nor can a scorer that
@@ -136,7 +151,7 @@ class PPORun:
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         scorers = [scorer.model for scorer in self.scorers.models if scorer.tokenizer is None]
-        for other in (self.reference.model, *scorers, critic):
+        for other in (self.reference.model, *scorers, *([critic] if critic is not None else [])):
             depth = tie_trunk(self.policy, other, depth)
         return depth
 
@@ -172,7 +187,7 @@ class PPORun:
         distributed.barrier()  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.counts.steps
-        batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
+        batches = endless_batches(len(self.prompts), self.counts.prompts, self.config.seed)
         reason = first_reason(history, self.config.guard)
         for batch in itertools.islice(batches, self.step, total):
             self._measure_risk()
@@ -188,7 +203,7 @@ class PPORun:
             history.append(progress.log(self.step, metrics))
             progress.advance(self.step, total)
             if self.config.kl_target is not None and updates_policy:
-                kl, share = history[-1]["kl"], len(batch) / self.config.kl_horizon
+                kl, share = history[-1]["kl"], self.counts.rollout / self.config.kl_horizon
                 self.kl_coef = steered_kl_coef(self.kl_coef, kl, self.config.kl_target, share)
             rows = ({"step": self.step, **row} for row in experience.texts)
             append_rows(self.stage.workdir / "rollouts.jsonl", rows)
@@ -228,25 +243,25 @@ class PPORun:
             self.depth,
         )
         prompts = [self.prompts[index] for index in batch]
-        kl_coef: float | Tensor = self.kl_coef
+        weights = torch.ones(len(batch))
         if self.risk is not None and self.risk.kl_weights is not None:
-            kl_coef = move_to_device(self.kl_coef * self.risk.kl_weights[batch])
+            weights = self.risk.kl_weights[batch]
+        kl_coef = move_to_device(self.kl_coef * weights)
         return collect(self.config, prompts, models, self.moments, self.generator, kl_coef)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
-        """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""
+        """Write the models, metrics and summary; on `rollback`, from the oldest checkpoint kept."""
         self.learner.finish()
         distributed.leave()
         stopped_at = self.step
         if reason is not None and self.config.guard.action == "rollback":
             state = oldest_checkpoint(self.stage.workdir)
             if state is not None:
-                load_weights(state["learner"], self.policy, self.critic)
+                self.learner.load_weights(state["learner"])
                 self.step = state["step"]
-        for model in (self.policy, self.critic):
+        for name, model in self.learner.models.items():
             merge_adapters(model)
-        self.stage.write_model(self.policy, self.tokenizer)
-        self.stage.write_model(self.critic, self.tokenizer, "critic")
+            self.stage.write_model(model, self.tokenizer, FOLDERS[name])
         measured = ["risk.jsonl"] if (self.stage.workdir / "risk.jsonl").exists() else []
         for name in ("metrics.jsonl", "rollouts.jsonl", *measured):
             shutil.copyfile(self.stage.workdir / name, self.stage.output / name)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 from trimtab.models.config.data import ComparisonsConfig
-from trimtab.models.config.policy import DPOConfig, PPOConfig, RehearsalConfig
+from trimtab.models.config.policy import RLOO, DPOConfig, PPOConfig, RehearsalConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
@@ -182,6 +182,27 @@ def test_ppo_steps_and_tokens() -> None:
     assert work.trained_tokens == (7 + 5) * 2 * 32 * 31
     # 40 prompts bound a larger rollout batch.
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
+
+
+def test_responses_to_one_prompt_share_it_and_no_critic_is_held() -> None:
+    changes = {"objective": RLOO, "critic_pretrain_steps": 0, "num_steps": 7}
+    work = _work("ppo_max", _ppo(**changes), scorer_heads=(2,))
+    with_critic = _work("ppo_max", _ppo(), scorer_heads=(2,))
+    # 8 prompts of 10 tokens a round, each with 4 answers of 21; sampled they are counted alone.
+    row = 10 + 4 * 21
+    assert (work.examples, work.sampled_tokens) == (7 * 32, 7 * 32 * 20)
+    assert work.forward_tokens == 7 * (32 * 10 + 3 * 8 * row)
+    assert work.trained_tokens == 7 * 2 * 8 * row  # the policy alone
+    assert work.optimiser_steps == with_critic.optimiser_steps == 7 * 2 * 3
+    assert work.parameters == POLICY
+    assert work.phases.keys() == with_critic.phases.keys() - {"critic update"}
+    memory = work.phases["policy update"]
+    assert (memory.weights, memory.optimiser) == (4 * POLICY, 8 * POLICY)
+    assert memory.frozen == 4 * (POLICY + TRUNK + 2 * HIDDEN)  # reference and scorer
+    assert work.phases["saving"].optimiser == 8 * POLICY
+    # Rollouts of 16 prompts, and of all 40 that there are.
+    assert _work("ppo_max", _ppo(**changes, rollout_batch=64)).examples == 7 * 64
+    assert _work("ppo_max", _ppo(**changes, rollout_batch=400)).examples == 7 * 4 * 40
 
 
 def test_held_out_scorers_pass_every_answer_and_stay_in_memory() -> None:

@@ -91,9 +91,9 @@ def test_advantages_are_whitened_and_clipped_over_the_responses_of_an_update(
     assert abs(float(experience.advantages[mask].std(correction=0)) - 1) > 0.05  # not whitened yet
     learned: list[torch.Tensor] = []
 
-    def noted(logprobs: Any, old: Any, advantages: Any, mask: Any, clip: Any) -> Any:
+    def noted(logprobs: Any, old: Any, advantages: Any, mask: Any, *rest: Any) -> Any:
         learned.extend(advantages[mask])
-        return policy_loss(logprobs, old, advantages, mask, clip)
+        return policy_loss(logprobs, old, advantages, mask, *rest)
 
     monkeypatch.setattr(update, "policy_loss", noted)
     metrics = run.learner._policy_step(experience, list(range(6)))

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.jobs import job, kill_a_rank, stopped_at
+from trimtab.flows.config.config import ppo_of
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
@@ -115,6 +116,32 @@ def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
     stopped = start(tmp_path / "stopped", 2)
     for name in ("model/model.safetensors", "critic/model.safetensors", "rollouts.jsonl"):
         assert (stopped / name).read_bytes() == (both / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["rloo", "grpo"])
+def test_groups_on_two_ranks_are_learned_as_on_one(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+    arm: str,
+) -> None:
+    # Of 5 prompts a rollout, 2 an update: the last has one, fewer than ranks.
+    changes = {"rollout_batch": 20, "train_batch": 8, "num_steps": 3, "entropy_coef": 0.1}
+    config = ppo_of(smoke_config, arm).model_copy(update=changes)
+    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model}
+    rows = {}
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        launch(job(folder, config, world, number, "ppo_max", inputs))
+        rows[number] = read_metrics(folder / "output" / "metrics.jsonl")
+    assert len(rows[1]) == len(rows[2]) == 3
+    for ours, theirs in zip(rows[2][:2], rows[1], strict=False):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
 
 
 @pytest.mark.slow

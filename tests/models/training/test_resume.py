@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after
+from trimtab.flows.config.config import ppo_of
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.training import checkpoint, loop
 
@@ -70,6 +71,9 @@ TRICKS = {
         (4, True, {}),
         (3, True, {"trainable_layers": 1}),
         (3, True, TRICKS),
+        (1, False, "rloo"),
+        (3, True, "grpo"),
+        (4, True, "reinforce_pp"),
     ],
 )
 def test_ppo(
@@ -82,9 +86,13 @@ def test_ppo(
     monkeypatch: pytest.MonkeyPatch,
     killed_at: int,
     elsewhere: bool,
-    changes: dict[str, Any],
+    changes: dict[str, Any] | str,
 ) -> None:
-    config = smoke_config.ppo.model_copy(update=changes)
+    """changes: of PPO-max, or an arm without a critic."""
+    if isinstance(changes, str):
+        config = ppo_of(smoke_config, changes)
+    else:
+        config = smoke_config.ppo.model_copy(update=changes)
     scorers = several_scorers if changes is TRICKS else {"scorer": advantage_model}
     inputs = {"policy": policy, "reference": policy, "data": world, **scorers}
     whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
@@ -95,7 +103,7 @@ def test_ppo(
     workdir = tmp_path / "killed"
     workdir = _elsewhere(workdir) if elsewhere else workdir
     resumed = run_stage("ppo_max", config, workdir, **inputs)
-    for part in ("model", "critic"):
+    for part in ("model", *(["critic"] if config.objective.has_critic else [])):
         _assert_same_weights(resumed / part, whole / part)
     for record in ("rollouts.jsonl", "summary.json"):
         assert (resumed / record).read_text() == (whole / record).read_text()

@@ -134,7 +134,7 @@ def _is_safe_and_self_contained(html: str, plots: list[Path]) -> None:
     assert all(str(each["aria-label"]).count(" ") > 3 for each in drawings)
     for heading in (
         "What came in", "What was wrong with the labels", "What came out", "Better or not",
-        "Label audit", "PPO, step by step", "Win, tie, lose", "Rounds, and what promotes them",
+        "Label audit", "Training, step by step", "Win, tie, lose", "Rounds, and what promotes them",
         "Before and after", "What it cost", "Lineage",
     ):  # fmt: skip
         assert heading in html, heading
@@ -144,7 +144,7 @@ def _lists_its_sections(html: str) -> None:
     contents = html.partition('<nav id="contents"')[2].partition("</nav>")[0]
     listed = re.findall(r'<a href="#([\w-]+)">([^<]+)</a>', contents)
     assert listed == re.findall(r'<h2 id="([\w-]+)">([^<]+) <a', html)
-    assert ("ppo", "PPO, step by step") in listed and len(listed) > 6
+    assert ("ppo", "Training, step by step") in listed and len(listed) > 6
     assert html.count('<a class="up" href="#contents"') == len(listed)
 
 
@@ -242,7 +242,8 @@ def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
     assert [link for link in links if not link.startswith("#")] == ["audit.html"]
     assert card["verdict"]["answer"] == "labels only"  # type: ignore[index]
     for absent in (
-        "PPO, step by step", "Win, tie, lose", "Before and after", "What it cost", "Better or not",
+        "Training, step by step", "Win, tie, lose", "Before and after", "What it cost",
+        "Better or not",
     ):  # fmt: skip
         assert absent not in html
 

@@ -146,7 +146,9 @@ def test_the_steps_that_were_rolled_back_are_not_those_of_the_policy(
     )
     sentence, (collapse, _) = _lines(kept, [sft])
     assert "hacked" not in sentence
-    assert collapse.endswith("the guard stopped PPO, KL is 17, and the policy is that of step 20.")
+    assert collapse.endswith(
+        "the guard stopped training, KL is 17, and the policy is that of step 20."
+    )
 
 
 def test_of_people_s_data_nobody_can_say_whether_a_reward_was_hacked(
