@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trimtab.flows.config.config import ConfigError, load_config
 from trimtab.flows.config.names import GivenName, name_run
-from trimtab.flows.pipeline.policies import judge, measure, outcomes_by_judge
+from trimtab.flows.pipeline.policies import judge, main_scorer, measure, outcomes_by_judge
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.flows.runs.flow import flow
 from trimtab.flows.runs.lifecycle import tracked_flow
@@ -43,7 +43,7 @@ def evaluate(
     config = load_config(ours.config)
     name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
-    theirs = (run["sft"], run["advantage_model"])
+    theirs = (run["sft"], main_scorer(run))
     if against != SFT:
         theirs = _contender(_registered(recipe, against))
     contenders = {policy: _contender(ours), against: theirs}
@@ -71,4 +71,5 @@ def _registered(recipe: str, version: str) -> Registered:
 def _contender(policy: Registered) -> tuple[Future, Future]:
     """A registered policy and the scorer that it was optimised against."""
     role = roles_of_round(policy.round, policy.config["rounds"].get("meta_rm_from", 2))
-    return policy.artifacts[role.policy], policy.artifacts[role.scorer]
+    scorer = policy.artifacts.get("reward") or policy.artifacts[role.scorer]
+    return policy.artifacts[role.policy], scorer

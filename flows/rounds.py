@@ -54,6 +54,11 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
         return _idle(str(error))
     config = apply_changes(load_config(champion.config), changes, RoundChanges)
     require_resumable(config, "rounds")
+    if config.reward is not None:
+        raise ConfigError(
+            f"reward: found {config.reward.label}, which the champion's run was given; allowed in "
+            "the flow rounds: none, as a round trains its scorer"
+        )
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         return _idle(

@@ -2,9 +2,11 @@
 
 TRIMTAB_DATA_ROOTS      what it may read: folders, s3://bucket/prefix, and hf://owner or
                         hf://owner/name for data sets and models of the hub; by commas
-TRIMTAB_JUDGES          judges that it may ask, https://host/v1=KEY by commas: an address as in
-                        `base_url` and, if it wants a key, the environment variable or Secret block
-                        that holds it
+TRIMTAB_JUDGES          judges and reward servers that it may ask, https://host/v1=KEY by commas: an
+                        address as in `base_url` or `url` and, if it wants a key, the environment
+                        variable or Secret block that holds it
+TRIMTAB_REWARD_FUNCTIONS  Python functions that it may call as a reward, package.module:function by
+                        commas; what they are is code, which runs with the trainer's rights
 TRIMTAB_JUDGE_NETWORKS  private networks (10.0.0.0/8) in which those judges' names may lie
 """
 
@@ -38,7 +40,7 @@ class Access:
     """The places and judges that are allowed.
 
     folders: absolute, links resolved. objects: s3:// prefixes. hub: owners and owner/name. judges:
-    the key's name, None without one, by address. networks: private ones.
+    the key's name, None without one, by address. networks: private ones. functions: of rewards.
     """
 
     folders: tuple[Path, ...] = ()
@@ -46,6 +48,7 @@ class Access:
     hub: tuple[str, ...] = ()
     judges: tuple[tuple[str, str | None], ...] = ()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    functions: tuple[str, ...] = ()
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Access:
@@ -64,6 +67,7 @@ class Access:
             hub=tuple(root.removeprefix(HUB).strip("/") for root in roots if root.startswith(HUB)),
             judges=tuple(_judge(entry) for entry in _entries(env, "TRIMTAB_JUDGES")),
             networks=tuple(_network(text) for text in _entries(env, "TRIMTAB_JUDGE_NETWORKS")),
+            functions=tuple(_entries(env, "TRIMTAB_REWARD_FUNCTIONS")),
         )
 
     @property
@@ -165,9 +169,17 @@ class Access:
         judges = ", ".join(f"{a} with {k or 'no key'}" for a, k in self.judges) or "none"
         way = f"with the key {key!r}" if key else "without a key"
         raise AccessError(
-            f"the judge {address!r} may not be asked {way}; allowed are those in TRIMTAB_JUDGES "
-            f"of the worker: {judges}"
+            f"{address!r} may not be asked {way}; allowed are the judges and reward servers in "
+            f"TRIMTAB_JUDGES of the worker: {judges}"
         )
+
+    def demand_function(self, name: str) -> None:
+        """AccessError unless a function may be called as a reward."""
+        if name not in self.functions:
+            raise AccessError(
+                f"the function {name!r} may not be called; allowed are those in "
+                f"TRIMTAB_REWARD_FUNCTIONS of the worker: {', '.join(self.functions) or 'none'}"
+            )
 
     def key_of(self, address: str) -> str | None:
         """The name of the key that a judge gets."""

@@ -12,7 +12,15 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from trimtab.models.config import data, judge, policy, reporting, reward, training
+from trimtab.models.config import (
+    data,
+    external_reward,
+    judge,
+    policy,
+    reporting,
+    reward,
+    training,
+)
 
 
 class InputError(ValueError):
@@ -252,6 +260,15 @@ META_RM = StageSpec(
     optional=("pairs", "strength", "trunk"),
     makes="scorer",
     doc="The scorer of the next round.",
+)
+EXTERNAL_REWARD = StageSpec(
+    "external_reward",
+    external_reward.RewardConfig,
+    "gpu",
+    required=("preferences",),
+    files=("content",),
+    doc="A reward that somebody else brings, and its scores of the held-out pairs.",
+    label="external reward",
 )
 FEATURES = StageSpec(
     "features",

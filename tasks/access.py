@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from trimtab.infra.access import Access, AccessError
 from trimtab.infra.prefect.fence import FLOW_RUN_VARIABLE
 from trimtab.infra.store.fetch import is_remote, is_stored
-from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.config.judge import ServerConfig
 from trimtab.models.config.reward import POLICY
 from trimtab.models.data.files import SUFFIXES
 from trimtab.models.data.readers import looks_like_hub_id
@@ -24,6 +24,7 @@ from trimtab.models.judge.constitutions import PACKAGED
 # Every field of a configuration that names a place, and what lies there. A test holds this against
 # all fields that are texts.
 FILE, REVIEW, SOURCE, MODEL, ENCODER = "file", "review", "source", "model", "encoder"
+FUNCTION = "function"
 PLACES: Final[Mapping[str, str]] = {
     "PreferencesConfig.sources": SOURCE,
     "PreferencesConfig.demonstrations": SOURCE,
@@ -37,6 +38,8 @@ PLACES: Final[Mapping[str, str]] = {
     "EnsembleConfig.reward_models": MODEL,
     "ExternalVotesConfig.source": FILE,
     "ExternalRewardModelConfig.model": MODEL,
+    "RewardMemberConfig.model": MODEL,
+    "RewardMemberConfig.function": FUNCTION,
     "RelabelConfig.review": REVIEW,
     "JudgeConfig.constitution": FILE,
     "ReviseConfig.constitution": FILE,
@@ -76,22 +79,22 @@ def _require(config: BaseModel, demand: Demand) -> None:
         raise AccessError("\n".join(problems))
 
 
-def key_name(endpoint: EndpointConfig, access: Access | None) -> str | None:
-    """The name of the key that an endpoint is sent: of its block, or of its variable.
+def key_name(endpoint: ServerConfig, access: Access | None) -> str | None:
+    """The name of the key that a server is sent: of its block, or of its variable.
 
-    A variable that is as it was preset counts only where the endpoint's key is that.
+    A variable that is as it was preset counts only where the server's key is that.
     """
     if endpoint.key_block is not None:
         return endpoint.key_block
-    preset = EndpointConfig.model_fields["key_variable"].default
+    preset = type(endpoint).model_fields["key_variable"].default
     if access is None or endpoint.key_variable != preset:
         return endpoint.key_variable
-    return preset if access.key_of(endpoint.base_url) == preset else None
+    return preset if access.key_of(endpoint.address) == preset else None
 
 
 def _problems(config: BaseModel, demand: Demand, access: Access, path: str) -> Iterator[str]:
     """A line for each thing in a configuration that may not be, with where it is."""
-    if isinstance(config, EndpointConfig):
+    if isinstance(config, ServerConfig):
         yield from _denied(path, _demand_endpoint, config, access)
     for name in type(config).model_fields:
         value, where = getattr(config, name), f"{path}{name}"
@@ -122,6 +125,8 @@ def _demand_place(value: str, kind: str, access: Access) -> None:
         return  # which of them is the store's to say: trimtab.tasks.sources.import_review
     if kind in (FILE, REVIEW):
         access.demand_file(value)
+    elif kind == FUNCTION:
+        access.demand_function(value)
     elif kind == SOURCE:
         access.demand_source(value, SUFFIXES)
     else:
@@ -139,11 +144,11 @@ def _demand_there(value: str, kind: str, access: Access) -> None:
         raise AccessError(f"found nothing at {value!r}; allowed: a file or folder")
 
 
-def _demand_endpoint(endpoint: EndpointConfig, access: Access) -> None:
-    preset = EndpointConfig.model_fields["key_variable"].default
+def _demand_endpoint(endpoint: ServerConfig, access: Access) -> None:
+    preset = type(endpoint).model_fields["key_variable"].default
     if endpoint.key_block is not None and endpoint.key_variable != preset:
         raise AccessError(
             f"key_variable is {endpoint.key_variable!r} where key_block is given; allowed: as it "
             f"is preset, {preset}"
         )
-    access.demand_judge(endpoint.base_url, key_name(endpoint, access))
+    access.demand_judge(endpoint.address, key_name(endpoint, access))

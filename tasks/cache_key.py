@@ -12,11 +12,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import PathFinder
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,50 @@ def code_version(module: str, *, root: Path = ROOT, package: str = PACKAGE) -> s
     return hashlib.sha256(payload.encode()).hexdigest()
 
 
+def source_of(function: str) -> Path:
+    """The folder that the package or module of `package.module:function` is imported from.
+
+    Nothing is imported. Raises UnknownModuleError if there is no such source file.
+    """
+    module = function.partition(":")[0]
+    top = module.partition(".")[0]
+    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    places: list[str | None] = []
+    if spec is not None:
+        places = [*(spec.submodule_search_locations or (spec.origin,))]
+    root = Path(places[0]).parent if places and places[0] else None
+    if root is None or _source_below(root, module) is None:
+        raise UnknownModuleError(
+            f"found no source of {module} for {function}; allowed: a module of an installed "
+            "package, of PYTHONPATH or of the current folder"
+        )
+    return root
+
+
+def function_version(function: str) -> str:
+    """sha256, in hex, of the code of `package.module:function` and of what its module imports,
+    directly or not, of the same package; of a loose module, of the files beside it.
+
+    Other libraries do not count, nor do files that it reads. Raises UnknownModuleError.
+    """
+    root, module = source_of(function), function.partition(":")[0]
+    top = module.partition(".")[0]
+    is_loose = (root / f"{top}.py").is_file() and "site-packages" not in root.parts
+
+    def find(name: str) -> Path | None:
+        return _source_below(root, name) if is_loose or name.split(".")[0] == top else None
+
+    hashes = {name: source.digest for name, source in _reach(module, find).items()}
+    return hashlib.sha256(json.dumps([function, hashes], sort_keys=True).encode()).hexdigest()
+
+
+def _source_below(root: Path, module: str) -> Path | None:
+    """The file of a module or package in a folder, if it has one."""
+    place = root.joinpath(*module.split("."))
+    paths = (place / "__init__.py", place.with_suffix(".py"))
+    return next((path for path in paths if path.is_file()), None)
+
+
 def read_sources() -> None:
     """Parse everything now, which takes a second, rather than when it is waited for."""
     for name, path in _modules(ROOT, ROOT.joinpath(*PACKAGE.split("."))).items():
@@ -134,15 +181,19 @@ def _closure(
 ) -> Mapping[str, _Source]:
     """The module and what it imports of the package in `folder`; cached for each state of the
     folder's files, for which alone `states` is there."""
-    paths = _modules(root, folder)
+    return _reach(module, _modules(root, folder).get)
+
+
+def _reach(module: str, find: Callable[[str], Path | None]) -> dict[str, _Source]:
+    """A module and what it imports, directly or not, as far as `find` knows the files."""
     sources: dict[str, _Source] = {}
     waiting = [module]
     while waiting:
         # Importing a.b.c runs a and a.b first.
         parts = waiting.pop().split(".")
         for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-            if name in paths and name not in sources:
-                sources[name] = _source(name, paths[name])
+            if name not in sources and (path := find(name)) is not None:
+                sources[name] = _source(name, path)
                 waiting.extend(sources[name].imports)
     return sources
 

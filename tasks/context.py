@@ -21,13 +21,20 @@ from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
 from trimtab.infra.tracking.runs import TrackedRun
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.data.records import ArtifactRef
-from trimtab.models.specs import StageSpec
+from trimtab.models.specs import EXTERNAL_REWARD, StageSpec
 from trimtab.tasks.access import require_access
 from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.events import advanced
-from trimtab.tasks.execution import StageContext, StageProgress, StageResult, run_stage
+from trimtab.tasks.execution import (
+    StageContext,
+    StageProgress,
+    StageResult,
+    manifest_of,
+    run_stage,
+)
 from trimtab.tasks.judges import judge_environment
 from trimtab.tasks.resources import ONE_CORE, Resources, gpu_slots, share_of
 
@@ -124,6 +131,17 @@ def run_stage_task(
     spec.check(inputs)
     base, place = base_context(), str(task_run.id)
     progress = _ProgressArtifact(label, place)
+    refs = {
+        name: value.ref if isinstance(value, StageResult) else value
+        for name, value in inputs.items()
+    }
+    rewards = [
+        RewardConfig.model_validate(manifest_of(base.store, ref).config)
+        for ref in refs.values()
+        if ref.stage == EXTERNAL_REWARD.name
+    ]
+    for reward in rewards:
+        require_access(reward)
     context = StageContext(
         base.settings,
         base.store,
@@ -133,12 +151,8 @@ def run_stage_task(
         on_progress=progress,
         device_slots=partial(_slots_and_begin, place, label, spec.name),
         fence=end_if_started_again,
-        secrets=partial(judge_environment, base.settings, spec.name, config, ledger),
+        secrets=partial(judge_environment, base.settings, spec.name, config, ledger, rewards),
     )
-    refs = {
-        name: value.ref if isinstance(value, StageResult) else value
-        for name, value in inputs.items()
-    }
     takes_gpu = "gpu" in task_run.tags
     try:
         result = run_stage(

@@ -14,15 +14,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 
 from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
 from trimtab.infra.settings import Settings
 from trimtab.models.config.base import values_in_key
-from trimtab.models.config.judge import endpoints_of
+from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.judge import endpoints_of, servers_of
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.budget import RUN_LEDGER_VARIABLE
+from trimtab.models.specs import EXTERNAL_REWARD
 from trimtab.tasks.access import access_of_run, key_name
 from trimtab.tasks.execution import StageInputError
 
@@ -32,26 +35,33 @@ class UnsharedLedgerError(ValueError):
 
 
 def judge_environment(
-    settings: Settings, stage: str, config: BaseModel, run: str | None
+    settings: Settings,
+    stage: str,
+    config: BaseModel,
+    run: str | None,
+    rewards: Sequence[RewardConfig] = (),
 ) -> dict[str, str]:
     """Variables of a stage's trainer: keys, where judges may be, the ledger of the stage's section.
 
+    rewards: those from outside that the stage scores by, each with one ledger for all stages.
     Raises StageInputError and UnsharedLedgerError as below.
     """
-    keys, ledger = judge_keys(config), ledger_of_run(settings, stage, config, run)
-    return {**keys, **judge_access_env(), **ledger}
+    env = judge_access_env()
+    for reward in rewards:
+        env |= judge_keys(reward) | ledger_of_run(settings, EXTERNAL_REWARD.name, reward, run)
+    return env | judge_keys(config) | ledger_of_run(settings, stage, config, run)
 
 
 def judge_keys(config: BaseModel) -> dict[str, str]:
-    """Environment variable -> key, of the endpoints in a configuration.
+    """Environment variable -> key, of the servers in a configuration.
 
     Raises StageInputError where there is no such block.
     """
     access, keys = access_of_run(), {}
-    for endpoint in endpoints_of(config):
+    for endpoint in servers_of(config):
         name = key_name(endpoint, access)
         if access is not None and name is not None:
-            access.demand_judge(endpoint.base_url, name)
+            access.demand_judge(endpoint.address, name)
         if endpoint.key_block is not None:
             keys[endpoint.key_variable] = _value_of(endpoint.key_block)
         elif name is not None and name in os.environ:

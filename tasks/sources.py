@@ -52,9 +52,14 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
 
 def publish_digest(folder: Path) -> ArtifactRef:
     """Publish, once, the sha256 over what a folder holds, and nothing of the folder itself."""
+    return publish_text(f"{digest_of(folder)}\n")
+
+
+def publish_text(digest: str) -> ArtifactRef:
+    """Publish, once, the sha256 of something that itself is not published, as a file `sha256`."""
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         path = Path(scratch) / "sha256"
-        path.write_text(f"{digest_of(folder)}\n", "utf-8")
+        path.write_text(digest, "utf-8")
         return _publish(path, digest_of(path), {"name": path.name})
 
 

@@ -23,12 +23,13 @@ from trimtab.infra.store.fetch import is_remote
 from trimtab.infra.store.manifest import StoreUnavailableError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import SPECS, StageSpec
 from trimtab.tasks.access import require_access
-from trimtab.tasks.cache_key import CodeChangedError
+from trimtab.tasks.cache_key import CodeChangedError, function_version
 from trimtab.tasks.context import logger, run_stage_task
 from trimtab.tasks.events import COLLAPSED, emit
 from trimtab.tasks.execution import StageResult
@@ -39,6 +40,7 @@ from trimtab.tasks.sources import (
     import_source,
     is_data,
     publish_digest,
+    publish_text,
 )
 
 _PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
@@ -185,6 +187,18 @@ def _content_of_model(config: ExternalRewardModelConfig) -> dict[str, ArtifactRe
     return {"content": publish_digest(folder)} if folder.is_dir() else {}
 
 
+def _content_of_reward(config: RewardConfig) -> dict[str, ArtifactRef]:
+    """The digests of folders and of functions' sources, so that a changed one is asked anew."""
+    require_access(config)
+    content = []
+    for member in config.members:
+        if member.function is not None:
+            content.append(publish_text(f"{function_version(member.function)}\n"))
+        elif member.model is not None and (folder := Path(member.model).expanduser()).is_dir():
+            content.append(publish_digest(folder))
+    return {f"content_{index}": ref for index, ref in enumerate(content)}
+
+
 def _judge_constitution(config: Any) -> dict[str, ArtifactRef]:
     return import_constitution(config.judge.constitution)
 
@@ -193,6 +207,7 @@ HOOKS: Final[Mapping[str, Hooks]] = {
     "preferences": Hooks(files=_preference_files, on_result=_log_account),
     "external_votes": Hooks(files=lambda config: {"votes": import_source(config.source)}),
     "external_reward_model": Hooks(files=_content_of_model),
+    "external_reward": Hooks(files=_content_of_reward),
     "relabel": Hooks(files=_review),
     "revise": Hooks(files=lambda config: import_constitution(config.constitution)),
     "judge_preferences": Hooks(files=_judge_constitution),

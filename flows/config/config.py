@@ -25,6 +25,7 @@ from trimtab.models.config.base import (
     values_in_key,
 )
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
     JudgeAnswersConfig,
@@ -221,6 +222,14 @@ class RunConfig(StageConfig):
     """Preference models on vectors of the answers, as baselines of the reward models or to vote on
     the labels (ensemble.votes): linear on the policy's hidden states, linear on and nearest by
     sentence embeddings, on style alone, ratings of answers that recur, at most one of each"""
+    reward: RewardConfig | None = None
+    """Reward that you bring, which policies are optimised against and measured by: a reward model,
+    a server, a Python function or a panel. No reward model, Advantage Model or MetaRM is trained
+    for policies then, there is one round, and critics start from the policy; none: the run trains
+    its scorers"""
+    held_out_rewards: tuple[RewardConfig, ...] = Field((), max_length=20)
+    """Rewards that you bring, which judge policies and are not optimised, in place of the
+    ensemble's held-out members"""
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
@@ -273,6 +282,18 @@ class RunConfig(StageConfig):
             or any(model.encoder == POLICY for model in self.embedding_models)
         )
 
+    @property
+    def rewards(self) -> tuple[RewardConfig, ...]:
+        """The rewards from outside."""
+        return ((self.reward,) if self.reward is not None else ()) + self.held_out_rewards
+
+    @property
+    def needs_votes(self) -> bool:
+        """Whether a run that trains policies reads reward models that vote on labels: scorers and
+        arms that learn pairs do, and so does who judges by them."""
+        learns_pairs = any(ARMS[arm].trained_by == "pairs" for arm in self.arms)
+        return self.reward is None or not self.held_out_rewards or learns_pairs
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         require_different("arms", self.arms)
@@ -284,6 +305,7 @@ class RunConfig(StageConfig):
             _label_mistakes,
             _vote_mistakes,
             _arm_mistakes,
+            _reward_mistakes,
         )
         _refuse(mistake for check in checks for mistake in check(self))
         return self
@@ -505,6 +527,40 @@ def _arm_mistakes(config: RunConfig) -> Iterator[str]:
             yield from _objective_mistakes(config, arm)
     if "rlaif_direct" in config.arms and config.ppo.scoring.judge is None:
         yield "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
+
+
+def _reward_mistakes(config: RunConfig) -> Iterator[str]:
+    """Arms and settings that a reward from outside leaves nothing to, and arms that lack one."""
+    judges = config.held_out_rewards
+    if twice := [reward.label for place, reward in enumerate(judges) if reward in judges[:place]]:
+        yield f"held_out_rewards must differ, found {', '.join(twice)} more than once"
+    members = [member for reward in config.rewards for member in reward.members]
+    if not config.is_synthetic and any(m.judge and m.judge.gold_accuracy for m in members):
+        yield (
+            "reward and held_out_rewards must have no judge.gold_accuracy with "
+            "preferences.sources, found one: gold knows the synthetic world only"
+        )
+    if config.reward is None:
+        if any(ARMS[arm].scorer == "reward" for arm in config.arms):
+            yield "reward must be given for the arm ppo_max_external, found none"
+        return
+    if about := [arm for arm in config.arms if ARMS[arm].is_about_scorer]:
+        others = ", ".join(name for name, row in ARMS.items() if not row.is_about_scorer)
+        yield (
+            f"arms must not name {', '.join(about)} where reward is given: they show scorers that "
+            f"the run trains; allowed: {others}"
+        )
+    if config.needs_votes:
+        return
+    for name, is_set in (
+        ("ppo.guard.num_held_out", config.ppo.guard.num_held_out > 0),
+        ("suspend.for_label_review", config.suspend.for_label_review),
+    ):
+        if is_set:
+            yield (
+                f"{name} must be left out where reward and held_out_rewards are given, found it: "
+                "no reward models are trained that vote on labels"
+            )
 
 
 def _unwatched_arms(config: RunConfig) -> Iterator[str]:

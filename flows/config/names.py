@@ -162,6 +162,8 @@ def _judged_on(config: RunConfig) -> dict[str, Any]:
         for name, value in plain["preferences"].items()
         if f"preferences.{name}" not in DATA
     }
+    if config.held_out_rewards:
+        values["held_out_rewards"] = plain["held_out_rewards"]
     return values | {
         "labels": plain["judge_preferences"] if config.ai_labels else None,
         "judges": [ensemble["member"], ensemble["votes"][0]],

@@ -76,7 +76,13 @@ def study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName
 def study_config(scale: str, changes: RunChanges | Mapping[str, Any] | None) -> RunConfig:
     """A recipe without the pre-training loss, weights by risk, bounds by pair and a narrower guard,
     changed."""
-    return apply_changes(with_changes(recipe_named(scale), _OFF_IN_STUDIES), changes)
+    config = apply_changes(with_changes(recipe_named(scale), _OFF_IN_STUDIES), changes)
+    if config.rewards:
+        raise ConfigError(
+            f"reward and held_out_rewards must be left out of a study, found "
+            f"{config.rewards[0].label}: its exhibits are about scorers that the run trains"
+        )
+    return config
 
 
 def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:

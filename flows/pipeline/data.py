@@ -29,7 +29,7 @@ def prepare(run: Run) -> None:
     else:
         read_pairs(run)
         _fine_tune(run)
-    if config.scorer_base is not None:
+    if config.scorer_base is not None and config.needs_votes:
         run["scorer_base"] = run.submit(
             specs.SFT,
             run.seeded(config.scorer_base),

@@ -16,7 +16,7 @@ from trimtab.flows.pipeline.labels import (
     compare_votes,
 )
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
-from trimtab.flows.pipeline.rewards import train_scorers
+from trimtab.flows.pipeline.rewards import bring_rewards, train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
 from trimtab.flows.pipeline.run import Run
 from trimtab.models import specs
@@ -70,14 +70,14 @@ def compare(*runs: Run) -> None:
 
 def _policies(run: Run) -> None:
     """The policies of all arms, and all that they are trained on."""
-    _prepare_labels(run)
+    _prepare(run)
     train_scorers(run)
     train_policies(run)
 
 
 def reward(run: Run) -> None:
     """Everything before the first policy."""
-    _prepare_labels(run)
+    _prepare(run)
     train_scorers(run)
     compare_votes(run)
 
@@ -85,7 +85,8 @@ def reward(run: Run) -> None:
 def label_audit(run: Run) -> None:
     """The stages of the label audit; a vote of embedding models needs no policy."""
     if run.config.needs_policy:
-        _prepare_labels(run)
+        prepare(run)
+        _vote_on_labels(run)
         compare_votes(run)
     else:
         read_pairs(run)
@@ -93,9 +94,16 @@ def label_audit(run: Run) -> None:
         audit_labels(run)
 
 
-def _prepare_labels(run: Run) -> None:
-    """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
+def _prepare(run: Run) -> None:
+    """Preference pairs, the SFT policy, rewards from outside, and the labels where they count."""
     prepare(run)
+    bring_rewards(run)
+    if run.config.needs_votes:
+        _vote_on_labels(run)
+
+
+def _vote_on_labels(run: Run) -> None:
+    """The ensemble's vote on the labels, relabelled pairs."""
     ask_judge(run)
     cache_trunk(run)
     add_embedding_models(run)

@@ -252,6 +252,8 @@ def compare_votes(run: Run) -> None:
 
     If policies are trained too, these stages have low priority and use cores that are idle.
     """
+    if "strength" not in run.roles:  # nobody reads a vote
+        return
     has_policies = any(role.startswith("policy_") for role in run.roles)
     before = ("reward_model", "advantage_model", "rehearsal", "meta_rm_2")
     wait_for = [run[role] for role in before if role in run.roles]

@@ -14,7 +14,7 @@ from trimtab.flows.config.config import RunConfig, ppo_of, with_changes
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.run import Future, Run, roles_of_round
 from trimtab.models import specs
-from trimtab.models.config.arms import ARMS, Arm
+from trimtab.models.config.arms import ARMS, Arm, critic_from_policy
 from trimtab.models.config.policy import (
     PolicyConfig,
     RehearsalConfig,
@@ -27,18 +27,18 @@ OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
 
 def train_policies(run: Run) -> None:
     """Train every arm from the SFT policy, and evaluate it on the evaluation prompts."""
-    config = run.config
+    config, scorer = run.config, main_scorer(run)
     if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
             specs.REHEARSAL,
             run.seeded(rehearsal_for(config)),
             data=run["data"],
             policy=run["sft"],
-            scorer=run["advantage_model"],
+            scorer=scorer,
         )
-    measure(run, "sft", run["sft"], run["advantage_model"])
+    measure(run, "sft", run["sft"], scorer)
     # An arm that started earlier would take cores from what the other arms still need.
-    wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
+    wait_for = [run.get("rehearsal") or scorer]
     for index, arm in enumerate(config.arms):
         slot = Slot(index, len(config.arms))
         # The rounds wait for the arm `full`: all cores are for its answers.
@@ -123,11 +123,19 @@ def outcomes_by_judge(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def main_scorer(run: Run) -> Future:
+    """What SFT's answers are measured by, and samples: the reward from outside, or else the
+    Advantage Model."""
+    return run.get("reward") or run["advantage_model"]
+
+
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     """The scorer that an arm is optimised against, or several of them.
 
     For an arm without a scorer: the one that its answers are measured with.
     """
+    if "reward" in run.roles:
+        return run["reward"]
     scorer = ARMS[arm].scorer or "advantage_model"
     if scorer == "members":
         return run.optimised_members
@@ -139,6 +147,8 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
 def held_out_of(run: Run, scorer: Future | list[Future] | None) -> list[Future] | None:
     """The scorers that the collapse guard compares `scorer` with: members of the ensemble that
     neither judge policies nor are optimised; None where there are none."""
+    if not run.config.needs_votes:
+        return None
     optimised = scorer if isinstance(scorer, list) else [scorer]
     others = [m for m in run.optimised_members if not any(m is other for other in optimised)]
     return others[: run.config.ppo.guard.num_held_out] or None
@@ -189,10 +199,10 @@ def _start(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
 def _ppo(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
     row = ARMS[arm]
     start = _start(run, arm, scheduling)
-    scorer = scorer_of(run, arm) if row.scorer else None
+    scorer, ppo = scorer_of(run, arm) if row.scorer else None, ppo_of(run.config, arm)
     return run.submit(
         specs.PPO_MAX,
-        run.seeded(ppo_of(run.config, arm)),
+        run.seeded(critic_from_policy(ppo) if "reward" in run.roles else ppo),
         policy=start,
         reference=run["sft"] if row.start in ARMS else start,
         scorer=scorer,
@@ -270,7 +280,7 @@ def _sample_and_learn(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Futu
             run.seeded(config, number),
             data=run["data"],
             policy=policy,
-            scorer=run["advantage_model"],
+            scorer=main_scorer(run),
             label=f"answers for {arm} {number}",
             **scheduling,
         )

@@ -1,16 +1,44 @@
-"""The scorers that policies are optimised against."""
+"""The scorers that policies are optimised against, trained or from outside."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from trimtab.flows.pipeline.data import prompts_for, scorer_base, strength_for, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
-from trimtab.tasks.resources import Resources, Slot
+from trimtab.models.config.external_reward import RewardConfig
+from trimtab.tasks.resources import ALL_CORES, ONE_CORE, Resources, Slot
+
+
+def bring_rewards(run: Run) -> None:
+    """`reward` and `held_out_reward_<index>`: the rewards from outside, tried on the pairs."""
+    config = run.config
+    if config.reward is not None:
+        run["reward"] = _bring(run, config.reward)
+    for index, reward in enumerate(config.held_out_rewards):
+        run[f"held_out_reward_{index}"] = _bring(run, reward)
+
+
+def _bring(run: Run, reward: RewardConfig) -> Future:
+    has_model = any(
+        member.model or (member.judge and member.judge.local_model) for member in reward.members
+    )
+    return run.submit(
+        dataclasses.replace(specs.EXTERNAL_REWARD, device="gpu" if has_model else "cpu"),
+        reward,
+        preferences=run["preferences"],
+        label=reward.label,
+        resources=ALL_CORES if has_model else ONE_CORE,
+    )
 
 
 def train_scorers(run: Run) -> None:
-    """Train the reward model, the Advantage Model, and further scorers that the arms need."""
+    """Train the reward model, the Advantage Model, and further scorers that the arms need; none
+    where a reward from outside takes their place."""
     config = run.config
+    if config.reward is not None:
+        return
     trunk = trunk_for(run, config.reward_model.train)
     run["reward_model"] = run.submit(
         specs.REWARD_MODEL,

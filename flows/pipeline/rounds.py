@@ -24,7 +24,8 @@ def improve_in_rounds(run: Run) -> int | None:
     stops at the first that does not. If round 1 did not beat SFT, there are no further rounds.
     compare_votes is called while the last policy that is certain trains, as that leaves cores idle.
     """
-    last = run.config.rounds.max_rounds
+    # A reward from outside is not adapted to the policy, which is what a round is.
+    last = 1 if run.config.reward is not None else run.config.rounds.max_rounds
     if last == 1:
         compare_votes(run)
     champion = first_champion(run)

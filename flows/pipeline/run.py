@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -96,7 +97,9 @@ class Run:
         if spec.device not in task.tags:
             task = task.with_options(tags=[spec.device])
         task = asset_task(task, self._data, keywords.get("label") or spec.label)
-        if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
+        asking = (config, *self.config.rewards)
+        endpoints = chain.from_iterable(map(endpoints_of, asking))
+        if self.name and any(endpoint.is_limited for endpoint in endpoints):
             keywords["ledger"] = self.name
         board.submitted(is_last=spec.name in PAGES)
         with resources_of(task, config):
@@ -149,7 +152,10 @@ class Run:
 
     @property
     def judges(self) -> list[Future]:
-        """The held-out reward models: not member 0, which vanilla PPO is optimised against."""
+        """The held-out rewards from outside, or reward models: not member 0, which vanilla PPO is
+        optimised against."""
+        if outside := self.config.held_out_rewards:
+            return [self[f"held_out_reward_{index}"] for index in range(len(outside))]
         return [self[f"member_{index}"] for index in range(1, self._num_judges + 1)]
 
     @property

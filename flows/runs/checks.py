@@ -34,6 +34,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.arms import ARMS
 from trimtab.models.config.base import last_part
+from trimtab.models.config.external_reward import RewardMemberConfig
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
 from trimtab.models.config.training import ModelConfig, TrainerConfig
@@ -64,6 +65,7 @@ from trimtab.models.judge.constitutions import (
     load_constitution,
     parse_constitution,
 )
+from trimtab.tasks.cache_key import UnknownModuleError, source_of
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan
@@ -120,9 +122,7 @@ def check_installed(config: RunConfig, findings: Findings) -> None:
     if (members := config.ensemble.cross_fitted) is not None:
         _check_model("ensemble.cross_fitted.base", members.base, findings)
         _count_layers("ensemble.cross_fitted.base", ModelConfig(base=members.base), findings)
-    for model in config.ensemble.reward_models:
-        _check_model("ensemble.reward_models", model, findings)
-        findings.mistakes += _reward_model_mistakes(Path(model).expanduser())
+    _check_rewards(config, findings)
     for index, voter in enumerate(config.embedding_models):
         if voter.encoder in PACKAGED_MODELS:
             _check_model(f"embedding_models.{index}.encoder", voter.encoder, findings)
@@ -141,7 +141,8 @@ def _critic_mistakes(config: RunConfig) -> Iterator[str]:
     elsewhere PPO's stage says so."""
     of_arms = [ppo_of(config, arm) for arm in config.arms if ARMS[arm].trained_by == "ppo"]
     has_critic = any(ppo.objective.has_critic for ppo in of_arms)
-    if config.scorer_base is None or config.ppo.critic_init == "policy" or not has_critic:
+    is_from_policy = config.ppo.critic_init == "policy" or config.reward is not None
+    if config.scorer_base is None or is_from_policy or not has_critic:
         return
     policy, scorer = config.sft.model, config.scorer_base.model
     if scorer.max_length < policy.max_length:
@@ -392,9 +393,27 @@ def _check_model(name: str, base: str, findings: Findings) -> None:
         )
 
 
-def _reward_model_mistakes(folder: Path) -> Iterator[str]:
+def _check_rewards(config: RunConfig, findings: Findings) -> None:
+    """Reward models, and functions, that somebody else has made, as far as they are seen here."""
+    models = [("ensemble.reward_models", model) for model in config.ensemble.reward_models]
+    for path, section in sections_of(config):
+        if not isinstance(section, RewardMemberConfig):
+            continue
+        if section.model is not None:
+            models.append((f"{path}model", section.model))
+        if section.function is not None:
+            try:
+                source_of(section.function)
+            except UnknownModuleError as error:
+                findings.mistakes.append(f"{path}function: {error}")
+    for name, model in models:
+        _check_model(name, model, findings)
+        findings.mistakes += _reward_model_mistakes(model, name)
+
+
+def _reward_model_mistakes(model: str, name: str) -> Iterator[str]:
     """A model in a local folder must be a reward model, with weights that run no code."""
-    name = "ensemble.reward_models"
+    folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
         return
     try:

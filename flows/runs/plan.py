@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
@@ -16,11 +17,12 @@ from pydantic import ValidationError
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.pipeline import experiment
 from trimtab.flows.pipeline.run import PlannedRun, PlannedStage, stages_in
-from trimtab.models.config.training import TrainerConfig, trainer_of
+from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.training import ModelConfig, TrainerConfig, trainer_of
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.hours import Range, gpu_seconds, operations, rate_of
 from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Card, Machine
-from trimtab.models.estimates.shapes import ModelShape, shape_of
+from trimtab.models.estimates.shapes import ModelShape, PlanError, shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.stages.sampling import num_rehearsed
 from trimtab.models.estimates.work import StageInputs, Work
@@ -161,7 +163,16 @@ def _scorer_shape(scorer: PlannedStage, shape: ModelShape) -> ModelShape:
     """As `_shape_of`, of a scorer; MetaRM's is that of the scorer that comes in."""
     if scorer.stage == "meta_rm":
         return _scorer_shape(scorer.inputs["scorer"], shape)
+    if scorer.stage == "external_reward":
+        return next(_shapes_of_models(scorer.config), shape)
     return _shape_of(scorer, shape)
+
+
+def _shapes_of_models(reward: RewardConfig) -> Iterator[ModelShape]:
+    """The shapes of a reward's models, of those that are here."""
+    for name in filter(None, (member.model for member in reward.members)):
+        with suppress(PlanError):
+            yield shape_of(ModelConfig(base=name), "reward.model", is_trained=False)
 
 
 def _stage_inputs(
@@ -178,9 +189,9 @@ def _stage_inputs(
     return StageInputs(
         shape,
         amounts,
-        scorer_heads=tuple(map(_num_heads, chain.from_iterable(scorers))),
+        scorer_heads=tuple(chain.from_iterable(map(_heads, chain.from_iterable(scorers)))),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
-        num_heldout_models=sum(map(len, held_out)),
+        num_heldout_models=sum(len(_heads(model)) for model in chain.from_iterable(held_out)),
         num_rehearsed=sum(
             num_rehearsed(kept.config, amounts) for kept in stages_in(stage.inputs.get("rehearsal"))
         ),
@@ -193,8 +204,10 @@ def _stage_inputs(
     )
 
 
-def _num_heads(scorer: PlannedStage) -> int:
-    """Heads of a scorer; MetaRM keeps those of the scorer that comes in."""
+def _heads(scorer: PlannedStage) -> list[int]:
+    """Heads of a scorer's models; MetaRM keeps those of the scorer that comes in."""
     if scorer.stage == "meta_rm":
-        return _num_heads(scorer.inputs["scorer"])
-    return 2 if scorer.stage == "advantage_model" else 1
+        return _heads(scorer.inputs["scorer"])
+    if scorer.stage == "external_reward":
+        return [1 for member in scorer.config.members if member.model is not None]
+    return [2 if scorer.stage == "advantage_model" else 1]

@@ -25,6 +25,8 @@ class ArmSpec:
     "members": those of the ensemble that do not judge, as one; "first_round": the Advantage Model
     or the MetaRM of round 1; None: a judge's ratings.
     safety_scorer: the role of a second scorer, for `ppo.scoring.safety_categories`.
+    is_about_scorer: whether it is there to show that scorer, so that no reward from outside
+    (`reward`) takes its place.
     ppo: the run's PPO settings -> those of the arm.
     has_objective: whether its `objective` is the section of the run that is called as the arm.
     rehearses: whether it uses rehearsal always; others do if their `rehearsal_coef` is above 0.
@@ -37,6 +39,7 @@ class ArmSpec:
     start: str = "sft"
     scorer: str | None = "advantage_model"
     safety_scorer: str | None = None
+    is_about_scorer: bool = False
     ppo: Callable[[PPOConfig], PPOConfig] = lambda ppo: ppo
     has_objective: bool = False
     rehearses: bool = False
@@ -95,15 +98,24 @@ def _critic_free_normalised(ppo: PPOConfig) -> PPOConfig:
     )
 
 
-def _critic_from_policy(ppo: PPOConfig) -> PPOConfig:
+def critic_from_policy(ppo: PPOConfig) -> PPOConfig:
+    """For a scorer that no critic can start from."""
     return ppo.model_copy(update={"critic_init": "policy"})
 
 
 ARMS: dict[str, ArmSpec] = {
     # The first member is trained on raw labels.
     "vanilla": ArmSpec("Vanilla PPO", ("#CC79A7", ":", "v"), scorer="member_0", ppo=vanilla),
-    "ppo_max_rm": ArmSpec("PPO-max, reward model", ("#E69F00", "--", "s"), scorer="reward_model"),
-    "ppo_max_am": ArmSpec("PPO-max, Advantage Model", ("#56B4E9", "-.", "^")),
+    "ppo_max_rm": ArmSpec(
+        "PPO-max, reward model",
+        ("#E69F00", "--", "s"),
+        scorer="reward_model",
+        is_about_scorer=True,
+    ),
+    "ppo_max_am": ArmSpec("PPO-max, Advantage Model", ("#56B4E9", "-.", "^"), is_about_scorer=True),
+    "ppo_max_external": ArmSpec(
+        "PPO-max, reward from outside", ("#E69F00", "-", "8"), scorer="reward", compared=False
+    ),
     "full": ArmSpec(
         "Full method (round 1)", ("#0072B2", "-", "o"), scorer="first_round", rehearses=True
     ),
@@ -113,13 +125,18 @@ ARMS: dict[str, ArmSpec] = {
         "REINFORCE++", ("#DDAA33", ":", "^"), ppo=_critic_free_normalised, has_objective=True
     ),
     "ppo_max_ensemble": ArmSpec(
-        "PPO-max, ensemble", ("#CC6677", "--", ">"), scorer="members", compared=False
+        "PPO-max, ensemble",
+        ("#CC6677", "--", ">"),
+        scorer="members",
+        is_about_scorer=True,
+        compared=False,
     ),
     "ppo_max_safety": ArmSpec(
         "PPO-max, helpfulness and safety",
         ("#B8860B", "-.", "<"),
         scorer="helpfulness_model",
         safety_scorer="safety_model",
+        is_about_scorer=True,
         compared=False,
     ),
     "ppo_max_no_sft": ArmSpec(
@@ -140,7 +157,8 @@ ARMS: dict[str, ArmSpec] = {
         "Direct RLAIF",
         ("#332288", "-", "p"),
         scorer=None,
-        ppo=_critic_from_policy,
+        is_about_scorer=True,
+        ppo=critic_from_policy,
         compared=False,
     ),
 }

@@ -55,19 +55,27 @@ Variable = Annotated[str, _checked(VARIABLE, "an environment variable"), _OF_VAR
 Block = Annotated[str, _checked(BLOCK, "a Secret block (small letters, digits, -)"), _OF_BLOCKS]
 
 
-class EndpointConfig(StageConfig):
-    """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
+def plain_address(value: str) -> str:
+    """An address without what may be a secret, and without a slash at its end; else ValueError."""
+    parts = urlsplit(value)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise PydanticCustomError(
+            MAY_BE_SECRET,
+            "must hold no user, password, query or fragment: a key belongs in the environment "
+            "variable that key_variable names",
+        )
+    is_usable = value.isprintable() and " " not in value and parts.port != 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_usable:
+        raise ValueError("must be an http:// or https:// address")
+    return value.rstrip("/")
 
-    base_url: str = "https://api.openai.com/v1"
-    """Address up to and including /v1"""
-    model: str = Field(min_length=1)
-    """Name of the model, as the endpoint knows it"""
-    key_variable: Variable = "OPENAI_API_KEY"
-    """Environment variable that holds the key; unset, none is sent"""
+
+class ServerConfig(StageConfig):
+    """How a server is asked. Its key is in the environment or a block, never here."""
+
+    key_variable: Variable
     key_block: Block | None = None
     """Prefect's Secret block that holds the key, in place of the variable"""
-    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """Name of the request's field that limits an answer's tokens"""
     max_concurrency: int = Field(8, gt=0, le=256)
     """Requests under way at once (free)"""
     timeout_seconds: Positive = 120.0
@@ -78,6 +86,24 @@ class EndpointConfig(StageConfig):
     """Wait before the first retry; it doubles from retry to retry"""
     max_wait_seconds: Positive = 60.0
     """Longest wait before a retry; an endpoint that asks for more ends the stage"""
+
+    @property
+    def address(self) -> str:
+        """As an operator allows it."""
+        raise NotImplementedError
+
+
+class EndpointConfig(ServerConfig):
+    """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
+
+    base_url: str = "https://api.openai.com/v1"
+    """Address up to and including /v1"""
+    model: str = Field(min_length=1)
+    """Name of the model, as the endpoint knows it"""
+    key_variable: Variable = "OPENAI_API_KEY"
+    """Environment variable that holds the key; unset, none is sent"""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name of the request's field that limits an answer's tokens"""
     input_price: Weight = 0.0
     """Price of a million tokens of requests"""
     output_price: Weight = 0.0
@@ -100,20 +126,12 @@ class EndpointConfig(StageConfig):
         limits = {name: getattr(self, name) for name in ("max_cost", "max_total_tokens")}
         return " and ".join(f"{k} = {v:.6g}" for k, v in limits.items() if v is not None)
 
-    @field_validator("base_url")
-    @classmethod
-    def _is_plain_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise PydanticCustomError(
-                MAY_BE_SECRET,
-                "must hold no user, password, query or fragment: a key belongs in the environment "
-                "variable that key_variable names",
-            )
-        is_usable = value.isprintable() and " " not in value and parts.port != 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_usable:
-            raise ValueError("must be an http:// or https:// address")
-        return value.rstrip("/")
+    @property
+    def address(self) -> str:
+        """As an operator allows it."""
+        return self.base_url
+
+    _is_plain_address = field_validator("base_url")(plain_address)
 
     def _problems(self) -> Iterator[str]:
         if self.max_cost is not None and not self.input_price and not self.output_price:
@@ -123,14 +141,20 @@ class EndpointConfig(StageConfig):
             )
 
 
-def endpoints_of(config: BaseModel) -> Iterator[EndpointConfig]:
-    """The endpoints in a configuration, itself or anywhere below."""
-    if isinstance(config, EndpointConfig):
+def servers_of(config: BaseModel) -> Iterator[ServerConfig]:
+    """The servers in a configuration, itself or anywhere below."""
+    if isinstance(config, ServerConfig):
         yield config
     for name in type(config).model_fields:
         value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from endpoints_of(value)
+        for section in value if isinstance(value, tuple) else (value,):
+            if isinstance(section, BaseModel):
+                yield from servers_of(section)
+
+
+def endpoints_of(config: BaseModel) -> Iterator[EndpointConfig]:
+    """Those of them that are endpoints of chat models, which may cost money."""
+    return (server for server in servers_of(config) if isinstance(server, EndpointConfig))
 
 
 Rubric = Literal["helpfulness", "harmlessness", "summarisation"]

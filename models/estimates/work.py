@@ -33,7 +33,8 @@ class StageInputs:
     """What a stage's cost depends on beside its configuration: model, data and inputs.
 
     scorer_shape: of the incoming scorers' model; None: the policy's.
-    scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
+    scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model; none of a
+    reward from outside that is no model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
     num_heldout_models: reward models that score an evaluation, or PPO's answers, beside them.
     num_rehearsed: dialogues to rehearse, at most.

@@ -1,4 +1,5 @@
-"""One score from several scorers: an ensemble's, less its disagreement, and safety before help.
+"""One score from several scorers: an ensemble's or a panel's, less its disagreement, and safety
+before help.
 
 [UWO] Coste et al., Reward Model Ensembles Help Mitigate Overoptimization, arXiv 2310.02743.
 [LLAMA2] Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, arXiv 2307.09288.
@@ -11,9 +12,13 @@ Deviations
 3. [LLAMA2] writes the rule on probabilities and whitens their logits. The scores here are those
    logits; whitening them is PPO's `score_treatment`, by moments over history. The constant that a
    ranking loss leaves open moves scores against the threshold; an Advantage Model's are bounded.
+4. [UWO]'s members are of one kind, and their scores of one unit. A panel's are not: each member is
+   standardised by constants first, the same for every batch, so that batches can be compared.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +43,39 @@ def ensemble_scores(member_scores: Tensor, std_coef: float) -> tuple[Tensor, dic
     centred = member_scores - member_scores.mean(1, keepdim=True)
     std = centred.std(0, correction=0)
     return member_scores.mean(0) - std_coef * std, {"ensemble_std": std.detach().mean()}
+
+
+def panel_scores(
+    member_scores: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    combine: Literal["mean", "median"],
+    std_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean or median of standardised scores less a multiple of their spread [UWO, deviation 4].
+
+    s_i = combine_m z_mi - std_coef sqrt(mean_m (z_mi - mean_m z_mi)^2), z_mi = (s_mi - mean_m) /
+    std_m.
+
+    member_scores: (M, B), each member's in a unit of its own. mean, std: (M,), each member's on
+    answers that are the same for all batches; std above 0. combine: the median of an even M is the
+    mean of the middle two. std_coef: not negative.
+    Returns (B,), in standard deviations, and the metric `panel_std` (the spread, mean over
+    responses, in the same unit).
+    Raises ShapeError for other shapes, ValueError for a negative std_coef or a std that is not
+    above 0.
+    """
+    require_shape("panel_scores", 2, member_scores=member_scores)
+    require_shape("panel_scores", 1, mean=mean, std=std)
+    require_floating("panel_scores", member_scores=member_scores, mean=mean, std=std)
+    if not std_coef >= 0:
+        raise ValueError(f"panel_scores: std_coef must not be negative, found {std_coef}")
+    if not bool((std > 0).all()):
+        raise ValueError(f"panel_scores: std must be above 0, found {std.tolist()}")
+    standard = (member_scores - mean[:, None]) / std[:, None]
+    centre = standard.mean(0) if combine == "mean" else standard.quantile(0.5, dim=0)
+    spread = standard.std(0, correction=0)
+    return centre - std_coef * spread, {"panel_std": spread.detach().mean()}
 
 
 def safety_first(

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible endpoint: POST <base_url>/chat/completions.
+"""Servers over HTTP (`Server`); a judge behind an OpenAI-compatible endpoint (`Endpoint`).
 
 The transport is httpx and not the `openai` client, which reads an answer without a limit of time
 or size, accepts malformed answers, and sends OPENAI_ORG_ID and the platform to any address. The
@@ -24,19 +24,24 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
-from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.config.judge import EndpointConfig, ServerConfig
 from trimtab.models.judge.addresses import AddressError, checked_address, is_confined
 from trimtab.models.judge.budget import Budget, worst_case
 from trimtab.models.judge.chat import AnswerError, ChatAnswer, ChatRequest, Usage
+
+# Of requests: their names, what they ask, and the answers.
+K = TypeVar("K")
+R = TypeVar("R")
+A = TypeVar("A")
 
 logger = logging.getLogger(__name__)
 # Its debug lines hold the headers that come back.
@@ -64,7 +69,7 @@ class AbandonedError(Exception):
 
 
 @dataclass(eq=False)
-class _AttemptError(Exception):
+class AttemptError(Exception):
     """One attempt without an answer.
 
     retry_after: seconds that the endpoint asks to wait. is_final: another attempt would fail alike.
@@ -78,19 +83,21 @@ class _AttemptError(Exception):
     may_be_billed: bool = False
 
 
-class Endpoint:
-    """Asks an endpoint, several requests at once. One thread at a time may use it.
+class Server:
+    """Asks a server, several requests at once. One thread at a time may use it.
 
     num_retries: attempts that were repeated.
     """
 
-    def __init__(self, config: EndpointConfig, budget: Budget) -> None:
-        """Raises EndpointError if the key cannot be sent in a header."""
-        self.identity = f"{config.base_url} {config.model}"
+    def __init__(self, config: ServerConfig, url: str, model: str | None) -> None:
+        """model: its name in messages, if the server has several.
+
+        Raises EndpointError if the key cannot be sent in a header.
+        """
         self.num_retries = 0
         self._counting = threading.Lock()
-        self._config, self._budget = config, budget
-        self._url = f"{config.base_url}/chat/completions"
+        self._config, self._url = config, url
+        self._asked = f"{url} ({model})" if model else url
         self._key = _read_key(config.key_variable)
         self._spellings = _spellings(self._key) if len(self._key) >= MIN_KEY_LENGTH else None
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -99,20 +106,26 @@ class Endpoint:
             limits=httpx.Limits(max_connections=config.max_concurrency),
         )
 
-    def answers(
-        self, requests: Iterable[tuple[str, ChatRequest]]
-    ) -> Iterator[tuple[str, ChatAnswer]]:
-        """As in `ChatModel`; raises EndpointError or BudgetError."""
+    def ask_all(
+        self,
+        requests: Iterable[tuple[K, R]],
+        ask: Callable[[R, Gate], A],
+    ) -> Iterator[tuple[K, A]]:
+        """Each request's name with its answer, in the order in which they come.
+
+        ask: one attempt at a request, which raises AttemptError where another may succeed; it calls
+        `Gate.check` first. Raises EndpointError, and what else `ask` raises.
+        """
         gate = Gate()
         pool = ThreadPoolExecutor(self._config.max_concurrency, thread_name_prefix="judge")
         waiting = iter(requests)
-        running: dict[Future[ChatAnswer], str] = {}
+        running: dict[Future[A], K] = {}
         failure: BaseException | None = None
         try:
             while True:
                 room = 0 if failure else self._config.max_concurrency - len(running)
                 for name, request in itertools.islice(waiting, room):
-                    running[pool.submit(self._answer, request, gate)] = name
+                    running[pool.submit(self._try, request, ask, gate)] = name
                 if not running:
                     break
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -127,18 +140,15 @@ class Endpoint:
         if failure is not None:
             raise failure
 
-    def _answer(self, request: ChatRequest, gate: Gate) -> ChatAnswer:
+    def _try(self, request: R, ask: Callable[[R, Gate], A], gate: Gate) -> A:
         """The answer of the first attempt that has one; raises EndpointError if none may."""
         config = self._config
-        body = {"model": config.model, **request.to_json()}
-        body[config.limit_field] = body.pop("max_tokens")
-        content = json.dumps(body, allow_nan=False).encode()
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._attempt(content, worst_case(request), gate)
-            except _AttemptError as error:
+                return ask(request, gate)
+            except AttemptError as error:
                 failure = error
             if failure.is_final or attempt > config.max_retries:
                 attempts = f" ({attempt} attempts)" if attempt > 1 else ""
@@ -146,30 +156,16 @@ class Endpoint:
             pause = failure.retry_after
             if pause is None:
                 pause = backoff(attempt, config.first_wait_seconds, config.max_wait_seconds)
-            logger.warning("judge: %s; next attempt in %.1f s", failure.message, pause)
+            logger.warning("%s; next attempt in %.1f s", failure.message, pause)
             with self._counting:
                 self.num_retries += 1
             if failure.is_overload:
                 gate.close_for(pause)
             gate.pause(pause)
 
-    def _attempt(self, content: bytes, most: Usage, gate: Gate) -> ChatAnswer:
-        """Ask once. Raises _AttemptError, AbandonedError, and BudgetError."""
-        reserved = self._budget.reserve(most)
-        used = Usage()
-        try:
-            gate.check()
-            used = most
-            answer = self._ask(content)
-            used = answer.usage or most
-            return replace(answer, usage=used)
-        except _AttemptError as error:
-            used = most if error.may_be_billed else Usage()
-            raise
-        finally:
-            self._budget.settle(reserved, used)
-
-    def _ask(self, content: bytes) -> ChatAnswer:
+    def post(self, content: bytes, read: Callable[[str], A]) -> A:
+        """Post once, and what `read` makes of the answer's text; it raises AnswerError for no
+        answer. Raises AttemptError."""
         try:
             status, headers, text = self._request(
                 "POST", self._url, self._config.timeout_seconds, content
@@ -185,11 +181,11 @@ class Endpoint:
         if status != 200:
             raise self._refusal(status, headers.get("retry-after"), text)
         try:
-            return ChatAnswer.from_text(text)
+            return read(text)
         except AnswerError as error:
             raise self._failure(f"{error}: {_quoted(text)}", may_be_billed=True) from None
 
-    def _refusal(self, status: int, header: str | None, text: str) -> _AttemptError:
+    def _refusal(self, status: int, header: str | None, text: str) -> AttemptError:
         config, seconds = self._config, retry_after(header)
         problem = f"status {status}: {_quoted(_message_of(text))}"
         is_too_long = seconds is not None and seconds > config.max_wait_seconds
@@ -208,37 +204,6 @@ class Endpoint:
             is_overload=status in OVERLOAD_STATUS,
             may_be_billed=status in UNKNOWN_STATUS,
         )
-
-    def models(self, seconds: float) -> list[str] | None:
-        """The names of the models that the endpoint lists; None where it lists none in this time.
-
-        seconds: the longest wait for a connection, and for the list. Raises EndpointError where
-        nobody answers at the address, there are no chat completions, or the key is refused.
-        """
-        address = self._config.base_url
-        status, text = self._look("GET", f"{address}/models", seconds)
-        if status in (401, 403):
-            raise EndpointError(self._refusal(status, None, text).message)
-        # An empty request is refused in other words, and costs nothing.
-        if status == 404 and self._look("POST", self._url, seconds, b"{}")[0] == 404:
-            is_above = self._look("GET", f"{address}/v1/models", seconds)[0] == 200
-            hint = f"; {address}/v1 has some" if is_above else ""
-            raise EndpointError(f"{address}: found no chat completions there{hint}")
-        try:
-            return [str(model["id"]) for model in json.loads(text)["data"]]
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def _look(
-        self, method: str, url: str, seconds: float, content: bytes | None = None
-    ) -> tuple[int | None, str]:
-        try:
-            status, _, text = self._request(method, url, seconds, content)
-            return status, text
-        except httpx.ReadTimeout:
-            return None, ""
-        except (httpx.InvalidURL, httpx.RequestError, OSError, ValueError) as error:
-            raise EndpointError(self._hide_key(f"{url}: no answer ({_name(error)})")) from None
 
     def _request(
         self, method: str, url: str, seconds: float, content: bytes | None = None
@@ -274,12 +239,84 @@ class Endpoint:
             "extensions": {"sni_hostname": url.host},
         }
 
-    def _failure(self, problem: str, **more: Any) -> _AttemptError:
-        message = f"{self._url} ({self._config.model}): {problem}"
-        return _AttemptError(self._hide_key(message), **more)
+    def _failure(self, problem: str, **more: Any) -> AttemptError:
+        message = f"{self._asked}: {problem}"
+        return AttemptError(self._hide_key(message), **more)
 
     def _hide_key(self, text: str) -> str:
         return self._spellings.sub(HIDDEN, text) if self._spellings else text
+
+
+class Endpoint(Server):
+    """Asks an OpenAI-compatible endpoint.
+
+    num_retries: attempts that were repeated.
+    """
+
+    _config: EndpointConfig
+
+    def __init__(self, config: EndpointConfig, budget: Budget) -> None:
+        """Raises EndpointError if the key cannot be sent in a header."""
+        super().__init__(config, f"{config.base_url}/chat/completions", config.model)
+        self.identity = f"{config.base_url} {config.model}"
+        self._budget = budget
+
+    def answers(
+        self, requests: Iterable[tuple[str, ChatRequest]]
+    ) -> Iterator[tuple[str, ChatAnswer]]:
+        """As in `ChatModel`; raises EndpointError or BudgetError."""
+        return self.ask_all(requests, self._answer)
+
+    def _answer(self, request: ChatRequest, gate: Gate) -> ChatAnswer:
+        """Ask once. Raises AttemptError, AbandonedError, and BudgetError."""
+        config, most = self._config, worst_case(request)
+        body = {"model": config.model, **request.to_json()}
+        body[config.limit_field] = body.pop("max_tokens")
+        content = json.dumps(body, allow_nan=False).encode()
+        reserved = self._budget.reserve(most)
+        used = Usage()
+        try:
+            gate.check()
+            used = most
+            answer = self.post(content, ChatAnswer.from_text)
+            used = answer.usage or most
+            return replace(answer, usage=used)
+        except AttemptError as error:
+            used = most if error.may_be_billed else Usage()
+            raise
+        finally:
+            self._budget.settle(reserved, used)
+
+    def models(self, seconds: float) -> list[str] | None:
+        """The names of the models that the endpoint lists; None where it lists none in this time.
+
+        seconds: the longest wait for a connection, and for the list. Raises EndpointError where
+        nobody answers at the address, there are no chat completions, or the key is refused.
+        """
+        address = self._config.base_url
+        status, text = self._look("GET", f"{address}/models", seconds)
+        if status in (401, 403):
+            raise EndpointError(self._refusal(status, None, text).message)
+        # An empty request is refused in other words, and costs nothing.
+        if status == 404 and self._look("POST", self._url, seconds, b"{}")[0] == 404:
+            is_above = self._look("GET", f"{address}/v1/models", seconds)[0] == 200
+            hint = f"; {address}/v1 has some" if is_above else ""
+            raise EndpointError(f"{address}: found no chat completions there{hint}")
+        try:
+            return [str(model["id"]) for model in json.loads(text)["data"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _look(
+        self, method: str, url: str, seconds: float, content: bytes | None = None
+    ) -> tuple[int | None, str]:
+        try:
+            status, _, text = self._request(method, url, seconds, content)
+            return status, text
+        except httpx.ReadTimeout:
+            return None, ""
+        except (httpx.InvalidURL, httpx.RequestError, OSError, ValueError) as error:
+            raise EndpointError(self._hide_key(f"{url}: no answer ({_name(error)})")) from None
 
 
 class Gate:

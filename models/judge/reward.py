@@ -55,7 +55,7 @@ class JudgeReward:
         columns = torch.zeros(2, len(responses), device=current_device())
         num_tokens = 0
         if self._judge is not None:
-            keys = [_key(*pair) for pair in zip(prompts, responses, strict=True)]
+            keys = [key_of(*pair) for pair in zip(prompts, responses, strict=True)]
             num_tokens = self._rate_new(self._judge, keys, prompts, responses)
             known = [self._known[key] for key in keys]
             columns[0] = torch.tensor([rating or 0.0 for rating in known])
@@ -110,5 +110,6 @@ class JudgeReward:
         return used.total
 
 
-def _key(prompt: str, response: str) -> str:
+def key_of(prompt: str, response: str) -> str:
+    """What a response to a prompt is remembered by."""
     return hashlib.sha256(f"{prompt}\0{response}".encode(errors="replace")).hexdigest()

@@ -21,6 +21,7 @@ from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.nets.trunk import tie_trunk
+from trimtab.models.rewards.reward import is_external, score_by
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length, with_columns
@@ -41,7 +42,7 @@ VALUES = ("score", "judge_score", "gold")
 
 def run(config: EvaluateConfig, stage: Stage) -> None:
     """Inputs: `policy`, `reference`, `data` (eval/*.jsonl), `scorer`; held-out reward models as
-    `judge_0` ... `judge_J`.
+    `judge_0` ... `judge_J`. Scorer and judges may be rewards from outside.
 
     Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
@@ -115,11 +116,16 @@ def _measures(
     depth = policy.config.num_hidden_layers - 1
     heldout = [name for name in sorted(stage.inputs) if name.startswith("judge_")]
     scores = {}
-    for name in ("scorer", *heldout):
+    names = ("scorer", *heldout)
+    trained = [name for name in names if not is_external(stage.inputs[name])]
+    for name in names:
+        if name not in trained:
+            scores[name] = score_by(stage, name, config.seed, prompt_rows, answers)
+            continue
         scorer = stage.scorer(name)
         reader = other_tokenizer(stage.inputs[name] / "model", stage.inputs["policy"] / "model")
         shared = tie_trunk(policy, scorer, depth) if reader is None else 0
-        if name == "scorer":
+        if name == trained[0]:
             depth = shared
             rows = with_trunk(policy, rows, depth)
         scores[name] = score_samples(scorer, reader, rows, prompt_rows, answers)

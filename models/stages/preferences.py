@@ -192,13 +192,13 @@ def _write_own_prompts(prompts: Sequence[str], render: Render | None, stage: Sta
     """Trimtab's own evaluation prompts, in the format of `prompts`."""
     write_as = written_like(prompts, render)
     for name in SETS:
-        stage.write_rows(
-            f"eval/{name}.jsonl",
-            (
-                {"prompt": write_as([{"role": "user", "content": text}]), "category": name}
-                for text in load_written(name)
-            ),
-        )
+        rows = []
+        for text in load_written(name):
+            messages = [{"role": "user", "content": text}]
+            row: Row = {"prompt": write_as(messages), "category": name}
+            # Where a chat template wrote the prompts, a reward from outside has another.
+            rows.append(row if render is None else {**row, "messages": messages})
+        stage.write_rows(f"eval/{name}.jsonl", rows)
 
 
 def _sources(config: PreferencesConfig, stage: Stage) -> list[Source]:
@@ -228,10 +228,13 @@ def _source(name: str, folder: Path | None) -> Source:
 
 
 def _prompts(pairs: Sequence[PreferencePair]) -> list[Row]:
-    """Each prompt once, with its category."""
-    return list(
-        {pair.prompt: {"prompt": pair.prompt, "category": pair.category} for pair in pairs}.values()
-    )
+    """Each prompt once, with its category and, where it came as messages, those."""
+    rows: dict[str, Row] = {}
+    for pair in pairs:
+        rows[pair.prompt] = {"prompt": pair.prompt, "category": pair.category}
+        if pair.messages is not None:
+            rows[pair.prompt]["messages"] = pair.messages.prompt
+    return list(rows.values())
 
 
 def read_demonstrations(

@@ -15,12 +15,12 @@ from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Samples, Sampling
+from trimtab.models.rewards.reward import score_by
 from trimtab.models.training import distributed
 from trimtab.models.training.data import with_columns
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import encode_prompts, sample
-from trimtab.models.training.scoring import score_texts
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
@@ -50,7 +50,8 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
             progress=Progress(stage.workdir),
         )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    scores = score_texts(stage.scorer("scorer"), stage.tokenizer("scorer"), rows, responses)
+    answers = [[response] for response in responses]
+    scores = score_by(stage, "scorer", config.seed, rows, answers)[:, 0]
     distributed.leave()
     clusters, nearest = fit_clusters(embed(prompts, config.encoder).vectors, config)
     ranked_by = rank_values(config, scores, sampled)

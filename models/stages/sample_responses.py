@@ -14,11 +14,11 @@ from trimtab.models.config.policy import SampleResponsesConfig
 from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
 from trimtab.models.nets.generation import Sampling
+from trimtab.models.rewards.reward import score_by
 from trimtab.models.training import distributed
 from trimtab.models.training.data import with_columns
 from trimtab.models.training.progress import Progress
 from trimtab.models.training.sampling import respond_often
-from trimtab.models.training.scoring import score_answers
 from trimtab.models.training.stage import Stage
 from trimtab.models.training.vllm_sampler import vllm_sampler
 
@@ -45,7 +45,7 @@ def run(config: SampleResponsesConfig, stage: Stage) -> None:
             torch.Generator().manual_seed(config.seed),
             Progress(stage.workdir),
         )
-    scores = score_answers(stage.scorer("scorer"), stage.tokenizer("scorer"), drawn, answers)
+    scores = score_by(stage, "scorer", config.seed, drawn, answers)
     distributed.leave()
     rows = with_columns(drawn, {"responses": answers, "scores": scores})
     stage.write_rows("answers.jsonl", rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trimtab.flows.cli.fields import settings_of
 from trimtab.flows.config.config import RunConfig
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
+from trimtab.models.rewards.function import RewardFunction
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +46,10 @@ COMMANDS = sorted(
     )
     and command.count("'") % 2 == 0  # else it goes on in the next line
 )
+# The function of docs/how-to/bring-your-own-reward.md, which its commands name.
+_BLOCK = re.compile(r"^    ```python\n(.*?)^    ```", re.MULTILINE | re.DOTALL)
+REWARDS = (DOCS / "how-to" / "bring-your-own-reward.md").read_text(encoding="utf-8")
+REWARD = textwrap.dedent(_BLOCK.findall(REWARDS)[0])
 # By default nobody is asked; with a judge, all else about it is as by default.
 JUDGE = JudgeConfig(gold_accuracy=0.8)
 JUDGED = RunConfig(
@@ -107,8 +113,18 @@ def test_commands_can_be_planned(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
     given = shlex.split(command)
     assert main(given if "--dry-run" in given else [*given, "--dry-run"]) == 0
+
+
+def test_the_reward_of_the_page_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{"prompt": "p", "category": "c"}] * 2
+    scores = RewardFunction("my_rewards:length", "it").scores(rows, ["a b", "word " * 60])
+    assert scores == [0.04, 1.0]
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:

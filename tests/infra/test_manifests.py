@@ -219,7 +219,8 @@ def test_compose_is_the_same_stack() -> None:
     assert {each["logging"]["driver"] for each in services.values()} == {"local"}
     worker = services["worker"]["environment"]
     # What its runs may read, and whom they may ask.
-    for name in ("TRIMTAB_DATA_ROOTS", "TRIMTAB_JUDGES", "TRIMTAB_JUDGE_NETWORKS", "HF_TOKEN"):
+    limits = ("DATA_ROOTS", "JUDGES", "JUDGE_NETWORKS", "REWARD_FUNCTIONS")
+    for name in (*(f"TRIMTAB_{limit}" for limit in limits), "HF_TOKEN"):
         assert worker[name] == f"${{{name}:-}}"
 
 

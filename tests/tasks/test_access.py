@@ -19,8 +19,11 @@ from trimtab.infra.access import AccessError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.config.packages import PACKAGED_MODELS
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import ExternalRewardModelConfig, ExternalVotesConfig
 from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
@@ -42,11 +45,15 @@ WORDS = {
     *("PreferencesConfig.format", "PreferencesConfig.columns"),
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
+    "RewardServerConfig.model",
     *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
     *("JudgeAnswersConfig.categories", "RewardModelConfig.without_categories"),
     *("JudgedPairsConfig.categories", "VotingJudgeConfig.name", "ReviseConfig.categories"),
 }
-ENDPOINT = {"EndpointConfig.base_url", "EndpointConfig.key_variable", "EndpointConfig.key_block"}
+ENDPOINT = {
+    *("EndpointConfig.base_url", "EndpointConfig.key_variable", "EndpointConfig.key_block"),
+    *("RewardServerConfig.url", "RewardServerConfig.key_variable", "RewardServerConfig.key_block"),
+}
 JUDGE = "https://judge.example/v1"
 
 
@@ -158,6 +165,11 @@ ATTACKS: dict[str, BaseModel] = {
     "judges.judge.endpoint": _config(
         judges=[{"name": "a", "judge": {"endpoint": {"model": "m", "base_url": "http://10.0.0.1"}}}]
     ),
+    "reward.model": _config(reward={"model": "/srv/model"}),
+    "reward.function": _config(reward={"function": "os:system"}),
+    "reward.server": _config(reward={"server": {"url": "http://10.0.0.1/r", "format": "openrlhf"}}),
+    "reward.panel.function": _config(reward={"panel": [{"function": "a:b"}, {"model": "a/b"}]}),
+    "held_out_rewards.function": _config(held_out_rewards=[{"function": "os:system"}]),
     "constitution.revise.constitution": _config(
         constitution={"revise": {"judge": {"gold_accuracy": 0.9}, "constitution": "/etc/hosts"}}
     ),
@@ -283,6 +295,56 @@ def test_trainers_are_told_where_judges_may_be(monkeypatch: pytest.MonkeyPatch) 
     config = _judged(base_url="http://10.0.0.7/v1")
     assert judge_environment(Settings.from_env({}), "judge_preferences", config, None) == told
     assert "TRIMTAB_IS_CONFINED" not in os.environ
+
+
+def _served(**server: str) -> RewardConfig:
+    given = {"url": "https://reward.example/get_reward", "format": "openrlhf", **server}
+    return RewardConfig.model_validate({"server": given})
+
+
+@pytest.mark.usefixtures("at_a_worker")
+def test_a_reward_server_is_asked_with_its_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings are in the artifact that PPO scores by, and not in PPO's own."""
+    monkeypatch.setenv("TRIMTAB_REWARD_KEY", "reward's")
+    monkeypatch.setenv("PGPASSWORD", "database's")
+    monkeypatch.setenv("TRIMTAB_JUDGES", "https://reward.example/get_reward=TRIMTAB_REWARD_KEY")
+    require_access(_served())
+    told = judge_environment(Settings.from_env({}), "ppo_max", PPOConfig(), None, [_served()])
+    assert told["TRIMTAB_REWARD_KEY"] == "reward's" and "PGPASSWORD" not in told
+    assert told["TRIMTAB_IS_CONFINED"] == "1"
+    elsewhere = _served(url="https://reward.example/other")
+    for other in (_served(key_variable="PGPASSWORD"), elsewhere):
+        with pytest.raises(AccessError, match="may not be asked"):
+            require_access(other)
+    told = judge_environment(Settings.from_env({}), "ppo_max", PPOConfig(), None, [elsewhere])
+    assert "TRIMTAB_REWARD_KEY" not in told
+
+
+def test_all_stages_that_score_by_a_judge_spend_from_one_ledger(tmp_path: Path) -> None:
+    endpoint = {"model": "m", "base_url": JUDGE, "max_total_tokens": 9}
+    member = {"judge": {"endpoint": endpoint}}
+    reward = RewardConfig.model_validate({"panel": [{"function": "a:b"}, member]})
+    settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path)})
+    ledgers = {
+        judge_environment(settings, stage, config, "run", rewards)["TRIMTAB_JUDGE_LEDGER"]
+        for stage, config, rewards in (
+            ("external_reward", reward, []),
+            ("ppo_max", PPOConfig(), [reward]),
+            ("evaluate", EvaluateConfig(), [reward]),
+        )
+    }
+    assert len(ledgers) == 1
+
+
+@pytest.mark.usefixtures("at_a_worker")
+def test_a_worker_calls_the_functions_that_its_operator_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIMTAB_REWARD_FUNCTIONS", "ours.rewards:length, ours.rewards:safety")
+    require_access(RewardConfig(function="ours.rewards:length"))
+    for name in ("ours.rewards:other", "ours:rewards", "ours.rewards.length:length", "os:system"):
+        with pytest.raises(AccessError, match=f"function '{name}' may not be called; allowed are"):
+            require_access(RewardConfig(function=name))
 
 
 @pytest.mark.usefixtures("at_a_worker")

@@ -13,7 +13,13 @@ from pkgutil import iter_modules
 import pytest
 
 from trimtab.tasks import cache_key as module
-from trimtab.tasks.cache_key import ROOT, UnknownModuleError, code_version, stage_key
+from trimtab.tasks.cache_key import (
+    ROOT,
+    UnknownModuleError,
+    code_version,
+    function_version,
+    stage_key,
+)
 
 FILES = {
     "trimtab/models/__init__.py": "",
@@ -187,3 +193,50 @@ def test_unknown_module_is_named(root: Path) -> None:
 def test_entry_of_this_project_has_a_version() -> None:
     assert "trimtab.models.training.signals" in _closure("trimtab.models.training.entry", ROOT)
     assert len(code_version("trimtab.models.training.entry")) == 64
+
+
+THEIRS = {
+    "their_package/__init__.py": "",
+    "their_package/rewards.py": "import torch\nfrom .words import WORDS\ndef f(p, r): ...\n",
+    "their_package/words.py": "WORDS = 1\n",
+    "their_package/other.py": "x = 1\n",
+    "their_module.py": "from beside import y\nimport their_package.rewards\ndef f(p, r): ...\n",
+    "beside.py": "y = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "changed", "counts"),
+    [
+        ("their_package.rewards:f", "their_package/rewards.py", True),
+        ("their_package.rewards:f", "their_package/words.py", True),
+        ("their_package.rewards:f", "their_package/__init__.py", True),
+        ("their_package.rewards:f", "their_package/other.py", False),
+        ("their_package.rewards:f", "beside.py", False),
+        ("their_module:f", "their_module.py", True),
+        ("their_module:f", "beside.py", True),
+        ("their_module:f", "their_package/words.py", True),
+        ("their_module:f", "their_package/other.py", False),
+    ],
+)
+def test_a_function_s_version_is_of_what_its_module_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, changed: str, counts: bool
+) -> None:
+    """In the current folder, without importing any of it."""
+    for name, text in THEIRS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    before = function_version(function)
+    (tmp_path / changed).write_text(THEIRS[changed] + "# a remark\n")
+    assert function_version(function) == before
+    (tmp_path / changed).write_text(THEIRS[changed] + "z = 2\n")
+    assert (function_version(function) != before) == counts
+    assert not {"their_module", "their_package", "beside"} & sys.modules.keys()
+    assert function_version(function.replace(":f", ":g")) != function_version(function)
+
+
+@pytest.mark.parametrize("function", ["nowhere:f", "json.nowhere:f", "math:sqrt", "sys:exit"])
+def test_a_function_without_a_source_is_named(function: str) -> None:
+    with pytest.raises(UnknownModuleError, match=f"found no source of .* for {function}; allowed"):
+        function_version(function)

@@ -13,6 +13,7 @@ from typing import Any
 
 from trimtab.models.config import reward
 from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -67,6 +68,21 @@ def external_reward_model(config: reward.ExternalRewardModelConfig, inputs: Stag
     return work + passing_work(inputs, frozen, inputs.pairs(inputs.amounts.pairs))
 
 
+def external_reward(config: RewardConfig, inputs: StageInputs) -> Work:
+    """One pass over the held-out pairs of each reward model; nothing is known of one that is not
+    here, nor of other rewards."""
+    count = inputs.amounts.held_out_pairs
+    work = Work(examples=count)
+    for name in filter(None, (member.model for member in config.members)):
+        try:
+            its = inputs.with_model(name, "reward.model")
+        except PlanError:
+            continue
+        frozen = its.frozen_bytes(its.shape.scorer_parameters(1), its.shape.num_layers)
+        work += passing_work(its, frozen, its.pairs(count))
+    return work
+
+
 def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
     """Sampling the answers that simulated annotators compare."""
     work, _ = _answered(config, inputs, inputs.amounts.pair_prompts, config.num_responses)
@@ -76,7 +92,8 @@ def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     """Answers of the SFT policy, scored; the sentence encoder is not counted."""
     work, packed = _answered(config, inputs, _prompts_to_rehearse(config, inputs.amounts), 1)
-    scoring = passing_work(inputs.scorer_inputs, sum(inputs.scorer_bytes), packed)
+    scorers = inputs.scorer_bytes
+    scoring = passing_work(inputs.scorer_inputs, sum(scorers), packed, times=len(scorers))
     return work + inputs.scorer_work(scoring)
 
 
@@ -95,7 +112,8 @@ def _prompts_to_rehearse(config: RehearsalConfig, amounts: Amounts) -> int:
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
     work, packed = _answered(config, inputs, num_answered(config, inputs), config.num_responses)
-    scoring = passing_work(inputs.scorer_inputs, inputs.scorer_bytes[0], packed)
+    scorers = inputs.scorer_bytes
+    scoring = passing_work(inputs.scorer_inputs, sum(scorers), packed, times=len(scorers))
     return work + inputs.scorer_work(scoring)
 
 
@@ -114,7 +132,7 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     scorers = inputs.scorer_inputs
     _, row = inputs.prompt_and_row(config.max_new_tokens)
     best = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1)
-    num_scorers = 1 + inputs.num_heldout_models
+    num_scorers = len(inputs.scorer_heads) + inputs.num_heldout_models
     work, packed = _answered(config, inputs, prompts, config.num_candidates)
     beside = inputs.policy_bytes + scorers.policy_bytes
     work += inputs.scorer_work(passing_work(scorers, beside, packed, times=num_scorers))

@@ -1,4 +1,5 @@
-"""What PPO's responses are scored by: a scorer, an ensemble or a judge; maybe safety first.
+"""What PPO's responses are scored by: a scorer, an ensemble or a reward from outside, such as a
+judge; maybe safety first.
 
 Held-out scorers score the same responses for the collapse guard, and no reward depends on them.
 """
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.functional.combination import ensemble_scores, safety_first
-from trimtab.models.judge.reward import JudgeReward
 from trimtab.models.nets.loading import load_scorer
 from trimtab.models.nets.packing import Candidates
+from trimtab.models.rewards.reward import ExternalReward, is_external, reward_in
 from trimtab.models.training.learner import Metrics, ModelHandle, model_handle
 from trimtab.models.training.scoring import other_tokenizer, score_samples
 from trimtab.models.training.stage import Stage
@@ -52,12 +54,12 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Scorers:
-    """members: one scorer, or an ensemble. judge: rates responses if there are no members.
+    """members: one scorer, or an ensemble. external: rates responses if there are no members.
 
     safety: a reward model that is considered first. held_out: scorers that are not optimised."""
 
     members: list[Scorer]
-    judge: JudgeReward | None
+    external: ExternalReward | None
     safety: Scorer | None
     held_out: Sequence[Scorer] = ()
 
@@ -65,23 +67,25 @@ class Scorers:
     def load(cls, config: PPOConfig, stage: Stage) -> Scorers:
         """Inputs: `scorer`, or `scorer_0` and so on; optionally `safety_scorer`, `held_out_scorer`.
 
-        Without a scorer the configuration's judge rates; ValueError where there is none.
-        Under ZeRO stage 3 each scorer is sharded before the next is loaded.
+        A scorer may be a reward from outside, alone; without one the configuration's judge rates,
+        ValueError where there is none.
+        Under ZeRO stage 3 each scorer is sharded before the next is loaded, but for a reward model
+        from outside, which each rank has whole.
         """
-        policy = stage.inputs["policy"]
-        members = [_load(folder, policy, config.zero) for folder in stage.several("scorer")]
+        policy, folders = stage.inputs["policy"], stage.several("scorer")
+        external = _external(config, stage, folders)
+        members = [] if external else [_load(folder, policy, config.zero) for folder in folders]
         if config.critic_init == "scorer" and members and members[0].tokenizer is not None:
             raise ValueError(
                 "critic_init must be policy if the scorer has another tokenizer than the policy, "
                 "or takes fewer tokens, found scorer: a critic reads the policy's tokens"
             )
-        judge = None if members else _judge_of(config, stage.workdir)
         has_safety = "safety_scorer" in stage.inputs
         safety = _load(stage.inputs["safety_scorer"], policy, config.zero) if has_safety else None
         held_out = [
             _load(folder, policy, config.zero) for folder in stage.several("held_out_scorer")
         ]
-        return cls(members, judge, safety, held_out)
+        return cls(members, external, safety, held_out)
 
     @property
     def models(self) -> list[Scorer]:
@@ -98,11 +102,11 @@ class Scorers:
         """Scores (N,) of N prompts with a response each, and what the combination reports.
 
         Scorers read the same rows, with cached trunk activations if there are any; one of another
-        tokenizer, and a judge, read the texts.
+        tokenizer, and a reward from outside, read the texts.
         """
         metrics: Metrics = {}
-        if self.judge is not None:
-            scores, metrics = self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
+        if self.external is not None:
+            scores, metrics = self.external.rate(prompts, responses)
         elif len(self.members) == 1:
             scores = self.members[0].score(prompts, rows, responses)
         else:
@@ -130,15 +134,27 @@ class Scorers:
         return torch.stack([scorer.score(prompts, rows, responses) for scorer in self.held_out])
 
 
-def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
-    if config.scoring.judge is None:
+def _external(config: PPOConfig, stage: Stage, folders: Sequence[Path]) -> ExternalReward | None:
+    """The reward from outside that the scorer is, or the configuration's judge without a scorer."""
+    judge = config.scoring.judge
+    if folders and not any(map(is_external, folders)):
+        return None
+    if len(folders) > 1:
+        raise ValueError(
+            f"found {len(folders)} scorers, one of them a reward from outside; allowed: it alone, "
+            "or a panel of rewards from outside"
+        )
+    if not folders and judge is None:
         raise ValueError("PPO needs the input scorer or, without one, scoring.judge; found neither")
     if config.critic_init == "scorer":
+        what = "a reward from outside scores" if folders else "scoring.judge rates"
         raise ValueError(
-            "critic_init must be policy if scoring.judge rates the responses, found scorer: there "
-            "is no scorer that the critic could start from"
+            f"critic_init must be policy if {what} the responses, found scorer: there is no scorer "
+            "that the critic could start from"
         )
-    return JudgeReward(config.scoring.judge, workdir, config.seed)
+    if folders:
+        return reward_in(folders[0], stage.workdir, config.seed)
+    return ExternalReward(RewardConfig(judge=judge), stage.workdir, config.seed)
 
 
 def _load(folder: Path, policy: Path, zero: ZeroConfig | None) -> Scorer:

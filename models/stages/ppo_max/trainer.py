@@ -61,6 +61,7 @@ def run(config: PPOConfig, stage: Stage) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
+    A reward from outside is `scorer`, alone.
     Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
     With a `safety_scorer`, a reward model, these scorers stand for helpfulness. The collapse guard
     compares with `held_out_scorer`, of which there may be several.
@@ -106,8 +107,8 @@ class PPORun:
             self.moments.load_state_dict(state["moments"])
             self.generator.set_state(state["generator"])
             self.step, self.kl_coef = state["step"], state["kl_coef"]
-            if self.scorers.judge is not None:
-                self.scorers.judge.load_state_dict(state["judge"])
+            if self.scorers.external is not None:
+                self.scorers.external.load_state_dict(state["reward"])
         saved = None if state is None else state["learner"]
         self.learner = ActorCritic(config, self.policy, load_critic, nll_terms, saved)
         if state is not None and self.risk is not None:
@@ -268,7 +269,7 @@ class PPORun:
         self.stage.write_summary(
             {
                 **tail_means(progress.path),
-                **(self.scorers.judge.summary() if self.scorers.judge is not None else {}),
+                **(self.scorers.external.summary() if self.scorers.external is not None else {}),
                 "collapsed": has_collapsed(reason, stopped_at, self.config.guard),
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
@@ -280,9 +281,9 @@ class PPORun:
         )
 
     def _state(self) -> dict[str, Any]:
-        judge = self.scorers.judge
+        reward = self.scorers.external
         return {
-            **({"judge": judge.state_dict()} if judge is not None else {}),
+            **({"reward": reward.state_dict()} if reward is not None else {}),
             **({"risk": self.risk.state_dict()} if self.risk is not None else {}),
             "learner": self.learner.state_dict(),
             "kl_coef": self.kl_coef,

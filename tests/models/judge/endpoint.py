@@ -56,7 +56,7 @@ Script = Callable[[int, Body], Reply | Body]
 class ScriptedServer(ThreadingHTTPServer):
     """`script` gets the number of a request (from 0) and its body; what it returns is sent.
 
-    models: what it says of the models that it has; None: it does not say.
+    path: where it is asked. models: what it says of the models that it has; None: it does not say.
     """
 
     daemon_threads = True
@@ -65,6 +65,7 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
+        self.path = "/v1/chat/completions"
         self.models: Reply | None = None
         self.bodies: list[Body] = []
         self.headers: list[dict[str, str]] = []
@@ -103,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(found or Reply(status=404))
 
     def do_POST(self) -> None:
-        if self.path != "/v1/chat/completions":
+        if self.path != self.server.path:
             self.rfile.read(int(self.headers["Content-Length"]))
             self._send(Reply(status=404))
             return

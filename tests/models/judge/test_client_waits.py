@@ -24,7 +24,7 @@ def test_the_endpoints_word_on_when_to_come_back_is_followed(
         _ask(server, max_wait_seconds=5)
     (line,) = caplog.messages
     asked = f"{server.url}/chat/completions (judge)"
-    assert line == f"judge: {asked}: status 429: slow down; next attempt in 0.2 s"
+    assert line == f"{asked}: status 429: slow down; next attempt in 0.2 s"
 
 
 @pytest.mark.parametrize("at", ["0", "nan", "Sun, 01 Mar 2020 11:00:00 GMT"])

@@ -1,0 +1,1 @@
+"""Rewards that somebody else brings, each given text: models, servers, Python functions, panels."""

@@ -1,0 +1,84 @@
+"""A reward that is a Python function of the user's: `package.module:function`.
+
+It is called `function(prompts, responses)` with two lists of text, and by keyword with the columns
+of the prompts that it names: `category`, `messages` and what else the rows of prompts have, each a
+list with None where a row has no such value. A function that takes `**columns` is given all. It
+returns a number for each answer, and is called in the trainer's process, by the first rank alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trimtab.models.judge.addresses import is_confined
+from trimtab.models.rewards.checks import RewardError, checked_scores
+
+NUM_TEXTS = 2  # prompts and responses, the first two parameters
+
+
+class RewardFunction:
+    """A function, and the columns that it takes."""
+
+    def __init__(self, name: str, label: str) -> None:
+        """name: `package.module:function`; label: what errors call it.
+
+        A module in the current folder is found after all others, and not where a worker's operator
+        says what a run may read. Raises RewardError for what cannot be imported or called so.
+        """
+        self._label = label
+        self._function = _load(name, label)
+        parameters = list(inspect.signature(self._function).parameters.values())
+        texts, further = parameters[:NUM_TEXTS], parameters[NUM_TEXTS:]
+        kinds = inspect.Parameter
+        positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        if sum(p.kind in positional for p in texts) != NUM_TEXTS:
+            raise RewardError(
+                f"{label}: found the parameters {inspect.signature(self._function)}; allowed: "
+                "prompts and responses first, then names of columns"
+            )
+        self._takes_all = any(p.kind is kinds.VAR_KEYWORD for p in further)
+        named = [p for p in further if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+        self._columns = {p.name: p.default is kinds.empty for p in named}
+
+    def scores(self, rows: Sequence[Mapping[str, Any]], responses: Sequence[str]) -> list[float]:
+        """The score of each row's prompt with its response, in one call.
+
+        Raises RewardError for a column that it needs and no row has, where the function raises, and
+        where it returns other than a finite number for each.
+        """
+        known = {name for row in rows for name in row if name != "prompt"}
+        if missing := [n for n, is_needed in self._columns.items() if is_needed and n not in known]:
+            raise RewardError(
+                f"{self._label}: found the parameter {missing[0]}; allowed after prompts and "
+                f"responses: columns of the prompts ({', '.join(sorted(known)) or 'none'}), or "
+                "parameters with a default"
+            )
+        wanted = known if self._takes_all else known & self._columns.keys()
+        columns = {name: [row.get(name) for row in rows] for name in sorted(wanted)}
+        try:
+            values = self._function([row["prompt"] for row in rows], list(responses), **columns)
+        except Exception as error:
+            raise RewardError(f"{self._label} raised {type(error).__name__}: {error}") from error
+        return checked_scores(self._label, values, len(responses))
+
+
+def _load(name: str, label: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    if not is_confined() and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # of the user's module, whatever it does when it is imported
+        raise RewardError(
+            f"{label} cannot be imported: {type(error).__name__}: {error}; allowed: "
+            "package.module:function of an installed package, of PYTHONPATH or of the current "
+            "folder"
+        ) from error
+    if not inspect.isroutine(function) or inspect.isbuiltin(function):
+        raise RewardError(f"{label}: found {type(function).__name__}; allowed: a Python function")
+    return function

@@ -1,0 +1,100 @@
+"""A reward server over HTTP, in the wire formats that other projects' trainers send and read.
+
+openrlhf    POST {"query": [text], "prompts": [prompt], "labels": [""]} -> {"rewards": [number]};
+            a text is the prompt with its answer [OpenRLHF, utils/agent.py and cli/serve_rm.py]
+remote_rm   POST {"prompt": prompt, "response": answer, "label": null} -> number
+            [slime and miles, rollout/rm_hub]
+classify    POST {"model": name, "input": [text], "use_activation": false}
+            -> {"data": [{"index": place, "probs": [number]}]} [vLLM, entrypoints/pooling/classify;
+            verl, experimental/reward_loop]: without the activation the number is the raw score
+
+Requests wait, are tried again and keep their key to themselves as those to judges do, whose rules
+on addresses hold here (`trimtab.models.judge.client`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from trimtab.models.config.external_reward import RewardServerConfig, WireFormat
+from trimtab.models.judge.chat import AnswerError
+from trimtab.models.judge.client import Gate, Server
+from trimtab.models.rewards.checks import checked_scores
+
+Exchange = tuple[str, str]  # prompt and answer
+
+
+class RewardServer(Server):
+    """A server that scores answers."""
+
+    _config: RewardServerConfig
+
+    def __init__(self, config: RewardServerConfig, label: str) -> None:
+        """label: what errors call it. Raises EndpointError for a key that no header can hold."""
+        super().__init__(config, config.url, config.model)
+        self._label = label
+
+    def scores(self, exchanges: Sequence[Exchange]) -> Iterator[tuple[int, float]]:
+        """Place and score of each prompt with its answer, as they come.
+
+        Raises EndpointError where the server refuses or does not answer, RewardError where it
+        answers other than with a finite number for each.
+        """
+        size = 1 if self._config.format == "remote_rm" else self._config.batch_size
+        parts = [range(len(exchanges))[at : at + size] for at in range(0, len(exchanges), size)]
+        requests = ((part, [exchanges[place] for place in part]) for part in parts)
+        for part, scores in self.ask_all(requests, self._ask):
+            yield from zip(part, scores, strict=True)
+
+    def _ask(self, exchanges: Sequence[Exchange], gate: Gate) -> list[float]:
+        gate.check()
+        write, read = _FORMATS[self._config.format]
+        body = write(exchanges)
+        if self._config.model is not None:
+            body["model"] = self._config.model
+
+        def read_text(text: str) -> list[float]:
+            try:
+                values = read(json.loads(text))
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise AnswerError(
+                    f"not an answer in the format {self._config.format} ({type(error).__name__})"
+                ) from None
+            return checked_scores(self._label, values, len(exchanges))
+
+        return self.post(json.dumps(body, allow_nan=False).encode(), read_text)
+
+
+def _texts(exchanges: Sequence[Exchange]) -> list[str]:
+    return [prompt + answer for prompt, answer in exchanges]
+
+
+def _write_openrlhf(exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    prompts = [prompt for prompt, _ in exchanges]
+    return {"query": _texts(exchanges), "prompts": prompts, "labels": [""] * len(prompts)}
+
+
+def _write_remote_rm(exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    ((prompt, answer),) = exchanges
+    return {"prompt": prompt, "response": answer, "label": None}
+
+
+def _write_classify(exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    return {"input": _texts(exchanges), "use_activation": False}
+
+
+def _read_classify(body: Any) -> list[Any]:
+    """The one number of each text, in the order of the texts; several are those of classes."""
+    rows = sorted(body["data"], key=lambda row: row["index"])
+    return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
+
+
+_FORMATS: dict[
+    WireFormat, tuple[Callable[[Sequence[Exchange]], dict[str, Any]], Callable[[Any], Any]]
+] = {
+    "openrlhf": (_write_openrlhf, lambda body: body["rewards"]),
+    "remote_rm": (_write_remote_rm, lambda body: [body]),
+    "classify": (_write_classify, _read_classify),
+}
