@@ -60,6 +60,7 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/explanation/performanc
 	$(BIN)/python -m tests.bench.scoring --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.growth
 	$(BIN)/python -m tests.bench.ensemble
+	$(BIN)/python -m tests.bench.reward_server
 	$(BIN)/python -m tests.bench.stacking
 	$(BIN)/python -m tests.bench.rehearsal
 	$(BIN)/python -m tests.bench.checkpoints --folder .

@@ -1,4 +1,4 @@
-"""A stage or a GPU check in another process, without Prefect.
+"""A stage, a GPU check or a reward server in another process, without Prefect.
 
 This process becomes that one, which then gets its signals and decides the exit status.
 """
@@ -22,6 +22,7 @@ from trimtab.models.gpu_check.parts import PARTS
 from trimtab.models.specs import SPECS, InputError, Job
 
 ENTRY, GPU_CHECK = "trimtab.models.training.entry", "trimtab.models.gpu_check"
+REWARD_SERVER = "trimtab.models.reward_server"
 REQUEST = "request.json"
 STARTED = "started.json"  # in a job's work folder: whose checkpoints are there
 # Stages of recipe smoke, and the sections that configure them.
@@ -145,6 +146,26 @@ def check_gpu(
     }
     (out / REQUEST).write_text(json.dumps(request, indent=1) + "\n")
     _become(GPU_CHECK, [str(out)])
+
+
+def serve_rewards(request: dict[str, Any]) -> NoReturn:
+    """Serve reward models; ConfigError for files that are not here, and limits at odds.
+
+    request: the fields of `ServeRequest` of the server's program.
+    """
+    for option in ("key_file", "answers"):
+        path = request[option]
+        if path is not None and not path.is_file():
+            raise ConfigError(f"--{option.replace('_', '-')}: found no file at {path}")
+    for folder in request["folders"]:
+        if folder.startswith((".", "/", "~")) and not Path(folder).expanduser().is_dir():
+            raise ConfigError(
+                f"found no folder at {folder}; allowed: a reward model's, or a hub id"
+            )
+    texts, most = request["request_texts"], request["queue_texts"]
+    if texts > most:
+        raise ConfigError(f"--request-texts: found {texts}; allowed: --queue-texts {most} or fewer")
+    _become(REWARD_SERVER, [json.dumps(request, default=str)])
 
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:

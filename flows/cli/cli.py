@@ -301,6 +301,30 @@ BASELINE = Option(
     metavar="AUDITED",
     help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
 )
+# Of a reward server.
+SCORERS = Argument(
+    ...,
+    metavar="FOLDER...",
+    help="A reward model that `trimtab export` wrote, or any of one label: a folder or hub id. "
+    "Several are an ensemble.",
+)
+KEY_FILE = Option(
+    None,
+    metavar="FILE",
+    help="File with the key that clients must have; by default $TRIMTAB_REWARD_KEY, if set.",
+)
+ANSWERS = Option(
+    None,
+    metavar="FILE",
+    help="Ensemble: JSON lines of known answers that the members are measured on, where they "
+    "were not exported from one run.",
+)
+STRIP = Option(
+    None,
+    metavar="TEXT",
+    help="What a trainer leaves behind a text, such as its policy's end token; the scorer's "
+    "own are taken off anyway.",
+)
 seeds_option = partial(Option, metavar="N")
 days_option = partial(Option, callback=_require_above_zero, metavar="DAYS")
 port_option = partial(Option, min=1, max=65535)
@@ -657,6 +681,52 @@ def ui(
     from trimtab.flows.cli.ui import serve_pages
 
     serve_pages(_load_settings(), host, port, mlflow_port)
+
+
+@app.command("serve-reward", cls=ListOptionCommand, rich_help_panel=OPERATE)
+def serve_reward(
+    folders: list[str] = SCORERS,
+    host: str = Option("127.0.0.1", help="Address to bind; any but loopback's needs a key."),
+    port: int = Option(8100, min=0, max=65535, help="Port; 0: one that is free."),
+    key_file: Path | None = KEY_FILE,
+    std_coef: float = Option(
+        1.0, min=0, help="Ensemble: spreads of the members that are taken off their mean."
+    ),
+    answers: Path | None = ANSWERS,
+    strip: list[str] | None = STRIP,
+    precision: Literal["auto", "float32", "bfloat16"] = Option(
+        "auto", help="Of products; auto: bfloat16 on GPUs from Ampere on."
+    ),
+    batch_tokens: int = Option(8192, min=1, help="Most tokens that are scored at once."),
+    wait_ms: float = Option(
+        5.0, min=0, max=10_000, help="Milliseconds that a text waits for others."
+    ),
+    queue_texts: int = Option(16_384, min=1, help="Most texts that wait; beyond: 503."),
+    queue_tokens: int = Option(4_000_000, min=1, help="Most tokens that wait; beyond: 503."),
+    request_texts: int = Option(1024, min=1, help="Most texts of a request."),
+    body_mib: float = Option(16.0, min=0.001, max=1024, help="Most MiB of a request."),
+) -> None:
+    """Serve a reward model to other trainers: OpenRLHF, slime, miles, verl, vLLM's clients."""
+    from trimtab.flows.cli.by_hand import serve_rewards
+
+    serve_rewards(
+        {
+            "folders": folders,
+            "host": host,
+            "port": port,
+            "key_file": key_file,
+            "std_coef": std_coef,
+            "answers": answers,
+            "strip": strip or (),
+            "precision": precision,
+            "batch_tokens": batch_tokens,
+            "wait_ms": wait_ms,
+            "queue_texts": queue_texts,
+            "queue_tokens": queue_tokens,
+            "request_texts": request_texts,
+            "body_mib": body_mib,
+        }
+    )
 
 
 @app.command(rich_help_panel=OPERATE)

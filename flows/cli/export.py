@@ -20,6 +20,7 @@ from trimtab.models.reporting.export import (
     NoProbabilityError,
     export_pairs,
     export_scorer,
+    known_answers,
     name_for_transformers_4,
 )
 from trimtab.models.reporting.model_card import Exported, model_card
@@ -104,7 +105,7 @@ def _write(
     target: Path,
 ) -> None:
     """An artifact's model or pairs, and its card."""
-    command = about.get("made", {}).get("command", "")
+    command, known = about.get("made", {}).get("command", ""), {}
     exported = Exported(run, command, about.get("settings", {}), card, entry)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
@@ -124,8 +125,11 @@ def _write(
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
+            scores, pairs = artifact / "scores.jsonl", entries.get("preferences")
+            if exported.kind == "scorer" and scores.is_file() and pairs:
+                known = known_answers(scores, pairs["digest"])
     if exported.kind == "scorer":
-        exported = replace(exported, scorer=export_scorer(target))
+        exported = replace(exported, scorer=export_scorer(target, known))
     elif exported.kind == "policy":
         name_for_transformers_4(target)
     (target / "README.md").write_text(model_card(exported), "utf-8")

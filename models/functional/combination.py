@@ -8,7 +8,8 @@ Deviations
 1. [UWO] takes off a multiple of the variance between members; here it is of the standard deviation,
    whose unit is the scores': the multiple means the same whatever their scale.
 2. A reward model is known up to a constant, which says nothing of one response: each member's mean
-   over the batch is taken off before the deviation, not from the score.
+   is taken off before the deviation, not from the score. It is the mean over the batch, or one over
+   known answers, with which a score does not depend on the batch.
 3. [LLAMA2] writes the rule on probabilities and whitens their logits. The scores here are those
    logits; whitening them is PPO's `score_treatment`, by moments over history. The constant that a
    ranking loss leaves open moves scores against the threshold; an Advantage Model's are bounded.
@@ -23,25 +24,48 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
 
 
-def ensemble_scores(member_scores: Tensor, std_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+def member_spread(member_scores: Tensor, member_means: Tensor | None = None) -> Tensor:
+    """The spread of an ensemble's members [UWO, deviations 1 and 2].
+
+    sqrt(mean_m (c_mi - mean_m c_mi)^2), c_mi = s_mi - m_m.
+
+    member_scores: (M, B), logits, of M members on a batch of B responses. member_means: (M,),
+    logits, the members' means over the same known answers; None: m_m = mean_i s_mi.
+    Returns (B,), logits; 0 if M = 1. Raises ShapeError for other shapes.
+    """
+    require_shape("member_spread", 2, member_scores=member_scores)
+    require_floating("member_spread", member_scores=member_scores)
+    if member_means is None:
+        member_means = member_scores.mean(1)
+    if member_means.shape != member_scores.shape[:1]:
+        raise ShapeError(
+            f"member_spread: found member_means {tuple(member_means.shape)} for member_scores "
+            f"{tuple(member_scores.shape)}; allowed: (M,) and (M, B)"
+        )
+    return (member_scores - member_means[:, None]).std(0, correction=0)
+
+
+def ensemble_scores(
+    member_scores: Tensor, std_coef: float, member_means: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean of an ensemble's scores less a multiple of their spread [UWO, deviations 1 and 2].
 
-    s_i = mean_m s_mi - std_coef sqrt(mean_m (c_mi - mean_m c_mi)^2), c_mi = s_mi - mean_i s_mi.
+    s_i = mean_m s_mi - std_coef spread_i, with `member_spread`, whose arguments these are.
 
-    member_scores: (M, B), logits, of M members on a batch of B responses. std_coef: not negative.
-    Returns (B,), logits, and the metric `ensemble_std` (the spread, mean over responses, logits;
-    0 if M = 1).
-    Raises ShapeError for other shapes, ValueError for a negative std_coef.
+    std_coef: not negative. Returns (B,), logits, and the metric `ensemble_std` (the spread, mean
+    over responses, logits). Raises ShapeError for other shapes, ValueError for a negative std_coef.
     """
-    require_shape("ensemble_scores", 2, member_scores=member_scores)
-    require_floating("ensemble_scores", member_scores=member_scores)
     if not std_coef >= 0:
         raise ValueError(f"ensemble_scores: std_coef must not be negative, found {std_coef}")
-    centred = member_scores - member_scores.mean(1, keepdim=True)
-    std = centred.std(0, correction=0)
+    std = member_spread(member_scores, member_means)
     return member_scores.mean(0) - std_coef * std, {"ensemble_std": std.detach().mean()}
 
 

@@ -41,10 +41,26 @@ class ExportedScorer(NamedTuple):
     score_token: dict[str, Any]
 
 
-def export_scorer(folder: Path) -> ExportedScorer:
+def known_answers(scores: Path, digest: str) -> dict[str, Any]:
+    """Mean and standard deviation (logits) of a scorer's scores on the validation pairs' answers.
+
+    scores: its scores.jsonl. digest: of the pairs' artifact, by which it is known whether two
+    scorers were measured on the same answers. Empty where it scored none.
+    """
+    rows = (row for row in read_rows(scores) if row["split"] == "validation")
+    values = [row[name] for row in rows for name in ("chosen_score", "rejected_score")]
+    values = [value for value in values if value is not None]
+    if not values:
+        return {}
+    mean, std = float(np.mean(values)), float(np.std(values))
+    return {"mean": mean, "std": std, "count": len(values), "preferences": digest}
+
+
+def export_scorer(folder: Path, known: Mapping[str, Any] | None = None) -> ExportedScorer:
     """Rewrite the scorer in a `save_pretrained` folder so that plain transformers loads it.
 
-    Files are replaced, not edited: they may be hard links into the store.
+    known: its `known_answers`, which go to config.json, but an Advantage Model's: they are of
+    r(x, y) - e(x). Files are replaced, not edited: they may be hard links into the store.
 
     An Advantage Model's head e(x) is left out: it is the same for all responses to a prompt, and
     transformers reads one token only. Category heads stay, with their gate.
@@ -65,6 +81,8 @@ def export_scorer(folder: Path) -> ExportedScorer:
     config["problem_type"] = "regression"  # a pipeline then gives the score, not its sigmoid
     _give_padding(folder, config)
     config[MARK] = end_texts(folder)
+    if known and not has_expected:
+        config[MARK]["known_answers"] = dict(known)
     write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
     name_for_transformers_4(folder)
     return ExportedScorer(labels, has_expected, config[MARK])

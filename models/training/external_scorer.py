@@ -95,7 +95,6 @@ class ExternalScorer:
         fuse_layers(model)
         return cls(model, load_tokenizer_of(name), _is_own(model, folder))
 
-    @torch.no_grad()
     def score(self, dialogues: Sequence[D], progress: Progress | None = None) -> dict[D, float]:
         """The score of every different dialogue; `num_cut` of them were too long.
 
@@ -105,12 +104,19 @@ class ExternalScorer:
         texts = {}
         for dialogue in dict.fromkeys(dialogues):
             try:
-                texts[dialogue] = self._encode(dialogue)
+                texts[dialogue] = self.encode(dialogue)
             except (TemplateError, ValueError) as error:
                 self.refused[dialogue] = str(error)
         if not texts:
             message = next(iter(self.refused.values()))
             raise ValueError(f"the model's chat template refuses every dialogue: {message}")
+        return self.score_encoded(texts, progress)
+
+    @torch.no_grad()
+    def score_encoded(
+        self, texts: Mapping[D, Mapping[str, list[int]]], progress: Progress | None = None
+    ) -> dict[D, float]:
+        """The score of every dialogue, each with what `encode` makes of it; at least one."""
         follow = progress.follow if progress is not None else lambda items, _: items
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
             return dict(follow(self._padded(texts), len(texts)))
@@ -123,8 +129,11 @@ class ExternalScorer:
         scores = follow(self._packed(list(rows.values())), len(places))
         return {dialogue: score for key, score in scores for dialogue in places[key]}
 
-    def _encode(self, dialogue: Dialogue) -> Mapping[str, list[int]]:
-        """What the model is given of a dialogue: of too long a one the end."""
+    def encode(self, dialogue: Dialogue) -> Mapping[str, list[int]]:
+        """What the model is given of a dialogue: of too long a one the end.
+
+        Raises TemplateError or ValueError where the chat template does not take its roles.
+        """
         if self.is_own:
             return self._last(self._ids_as_trained(dialogue))
         if isinstance(dialogue, str):

@@ -1,4 +1,4 @@
-"""`trimtab stage` and `trimtab gpu-check`: what is wrong is said before anything is started."""
+"""`trimtab stage`, `gpu-check` and `serve-reward`: mistakes are said before all starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trimtab.flows.cli import by_hand
 from trimtab.flows.cli.cli import main
 from trimtab.models.gpu_check import __main__ as gpu_check
 from trimtab.models.gpu_check.correctness import STAGES
+from trimtab.models.reward_server import __main__ as reward_server
 from trimtab.models.specs import SPECS
 
 Started = list[tuple[str, list[str]]]
@@ -139,3 +140,32 @@ def test_a_wrong_check_is_a_line(
     assert main(["gpu-check", "--out", str(tmp_path / "found"), *given]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "found").exists()
+
+
+def test_a_reward_server_gets_its_request(tmp_path: Path, started: Started) -> None:
+    (tmp_path / "known.jsonl").write_text("")
+    given = [str(tmp_path), "owner/name", "--port", "0", "--strip", "</s>", "<pad>"]
+    assert main(["serve-reward", *given, "--answers", str(tmp_path / "known.jsonl")]) == 0
+    ((module, (request,)),) = started
+    assert module == reward_server.__name__.removesuffix(".__main__")
+    read = reward_server.ServeRequest.model_validate_json(request)
+    assert read.folders == (str(tmp_path), "owner/name") and read.strip == ("</s>", "<pad>")
+    assert (read.host, read.port, read.key_file) == ("127.0.0.1", 0, None)
+    assert (read.answers, read.std_coef) == (tmp_path / "known.jsonl", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["./nowhere"], "found no folder at ./nowhere; allowed: a reward model's, or a hub id"),
+        (["a/b", "--answers", "/nowhere"], "--answers: found no file at /nowhere"),
+        (["a/b", "--key-file", "/nowhere"], "--key-file: found no file at /nowhere"),
+        (["a/b", "--port", "65536"], "'--port': Input should be less than or equal to 65535"),
+        (["a/b", "--queue-texts", "3"], "--request-texts: found 1024; allowed: --queue-texts 3 or"),
+    ],
+)
+def test_a_wrong_reward_server_is_a_line(
+    given: list[str], message: str, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve-reward", *given]) == 2
+    assert message in capsys.readouterr().err and started == []

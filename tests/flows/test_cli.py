@@ -23,7 +23,7 @@ COMMANDS = {
     "Run": ["run", "audit", "study", "rounds", "stage"],
     "Before a run": ["recipes", "fields", "doctor", "look", "gpu-check"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
-    "Operate": ["deploy", "rollback", "clean"],
+    "Operate": ["serve-reward", "deploy", "rollback", "clean"],
 }
 # What was loaded by the end, of what takes long to load.
 LOADED = """

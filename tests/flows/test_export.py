@@ -25,6 +25,13 @@ from trimtab.infra.store.store import open_store
 ESTIMATE = {"value": 0.61, "low": 0.55, "high": 0.67, "count": 300}
 FIGURES = ("label_accuracy", "clean_accuracy", "label_ece_width", "votes_ece_mass")
 LABELS = {"0": "reward", "1": "expected_reward"}
+# Of the validation pairs 1, 2, 3 and 6: mean 3, variance (4 + 1 + 0 + 9) / 4.
+SCORES = [
+    {"id": "1", "split": "validation", "chosen_score": 1.0, "rejected_score": 2.0},
+    {"id": "2", "split": "test", "chosen_score": 100.0, "rejected_score": 0.0},
+    {"id": "3", "split": "validation", "chosen_score": 3.0, "rejected_score": None},
+    {"id": "4", "split": "validation", "chosen_score": None, "rejected_score": 6.0},
+]
 
 
 def _tokenizer() -> str:
@@ -63,6 +70,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "score.weight": np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
             },
             "summary.json": "{}",
+            "scores.jsonl": "".join(json.dumps(row) + "\n" for row in SCORES),
         }
 
     pair = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "category": "x"}
@@ -70,9 +78,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     publish("preferences", "comparisons", rows)
     flipped = json.dumps({**pair, "is_flipped": True, "label": 1.0, "weight": 1.0}) + "\n"
     publish("relabelled", "relabel", {"train.jsonl": flipped})
-    for number in range(2):
-        publish(f"member_{number}", "reward_model", model({"0": "reward"}))
-    publish("reward_model", "reward_model", model({"0": "reward"}))
+    for role in ("member_0", "member_1", "reward_model"):
+        publish(role, "reward_model", model({"0": "reward"}))
     publish("advantage_model", "advantage_model", model(LABELS))
     weights = {"model/model.safetensors": {"a": np.ones(1)}}
     publish("policy_full", "ppo_max", {**model({}), **weights, "x.jsonl": ""})
@@ -166,6 +173,19 @@ def test_policy_ensemble_and_pairs(home: Path, tmp_path: Path) -> None:
         for split in ("train", "validation", "test")
     }
     assert [rows[split]["chosen"] for split in rows] == ["b", "a", "a"]
+
+
+def test_reward_models_say_what_they_scored_on_known_answers(home: Path, tmp_path: Path) -> None:
+    """By which members are told apart from their scales; an Advantage Model's are of r - e."""
+    assert main(["export", "mine", "ensemble", "--to", str(tmp_path / "members")]) == 0
+    card = json.loads((home / "reports/mine/scorecard.json").read_text())
+    (pairs,) = (each["digest"] for each in card["lineage"] if each["role"] == "preferences")
+    for number in range(2):
+        folder = tmp_path / "members" / f"member_{number}"
+        known = json.loads((folder / "config.json").read_text())["trimtab"]["known_answers"]
+        assert known == {"mean": 3.0, "std": 3.5**0.5, "count": 4, "preferences": pairs}
+    _export("advantage_model", tmp_path / "am")
+    assert "known_answers" not in json.loads((tmp_path / "am/config.json").read_text())["trimtab"]
 
 
 def test_base_model_and_licence_are_named(home: Path, tmp_path: Path) -> None:

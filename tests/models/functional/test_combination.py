@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.functional.combination import ensemble_scores, safety_first
+from trimtab.models.functional.combination import ensemble_scores, member_spread, safety_first
 
 F64 = torch.float64
 
@@ -22,6 +22,23 @@ def test_ensemble_by_hand() -> None:
     scores, metrics = ensemble_scores(members, 0.5)
     torch.testing.assert_close(scores, torch.tensor([0.0, 4.0], dtype=F64), rtol=0, atol=1e-12)
     assert metrics["ensemble_std"].item() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_with_known_means_a_response_s_score_is_its_own() -> None:
+    # Members' means over known answers: 1 and 3. Centred 0 and -3, spread 1.5; and 2 and 3, spread
+    # 0.5. Means 0.5 and 4.5; less two spreads: -2.5 and 3.5.
+    members = torch.tensor([[1.0, 3.0], [0.0, 6.0]], dtype=F64)
+    means = torch.tensor([1.0, 3.0], dtype=F64)
+    spread = member_spread(members, means)
+    torch.testing.assert_close(spread, torch.tensor([1.5, 0.5], dtype=F64), rtol=0, atol=1e-12)
+    both, _ = ensemble_scores(members, 2.0, means)
+    torch.testing.assert_close(both, torch.tensor([-2.5, 3.5], dtype=F64), rtol=0, atol=1e-12)
+    alone, _ = ensemble_scores(members[:, :1], 2.0, means)
+    assert alone.equal(both[:1])
+    # The batch's own means are what is taken where none are given.
+    torch.testing.assert_close(
+        ensemble_scores(members, 0.5, members.mean(1))[0], ensemble_scores(members, 0.5)[0]
+    )
 
 
 def test_ensemble_equals_loop() -> None:
@@ -68,6 +85,8 @@ def test_ensemble_refuses_bad_arguments() -> None:
         ensemble_scores(torch.zeros(3), 1.0)
     with pytest.raises(ValueError, match=r"std_coef must not be negative, found -1\.0"):
         ensemble_scores(torch.zeros(2, 3), -1.0)
+    with pytest.raises(ShapeError, match=r"found member_means \(3,\) for member_scores \(2, 3\)"):
+        member_spread(torch.zeros(2, 3), torch.zeros(3))
 
 
 # safety_first

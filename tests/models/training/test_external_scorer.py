@@ -82,7 +82,7 @@ def save_scorer(folder: Path, kind: str = "packed", template: bool = True) -> Pa
 
 def _slow(scorer: ExternalScorer, prompt: str, answer: str) -> float:
     """By itself, as a model's card shows it."""
-    ids = scorer._encode((prompt, answer))
+    ids = scorer.encode((prompt, answer))
     inputs = {name: torch.tensor([own]) for name, own in ids.items()}
     with torch.no_grad():
         return float(scorer.model(**inputs).logits[0, 0])
@@ -123,9 +123,7 @@ def test_a_prompt_is_passed_once_for_all_its_answers(
     scorer.model.base_model.embed_tokens.register_forward_pre_hook(counting)
     answers = [f" number {n}" for n in range(50)]
     scorer.score([(HH.format("long" * 50), answer) for answer in answers], Progress(tmp_path))
-    whole = sum(
-        len(scorer._encode((HH.format("long" * 50), each))["input_ids"]) for each in answers
-    )
+    whole = sum(len(scorer.encode((HH.format("long" * 50), each))["input_ids"]) for each in answers)
     assert passed < whole / 5
 
 
@@ -133,13 +131,13 @@ def test_a_dialogue_is_read_by_the_chat_template_and_without_one_as_two_texts(
     tmp_path: Path,
 ) -> None:
     scorer = ExternalScorer.load(str(save_scorer(tmp_path / "model")))
-    text = scorer.tokenizer.decode(scorer._encode(ASKED[-1])["input_ids"])
+    text = scorer.tokenizer.decode(scorer.encode(ASKED[-1])["input_ids"])
     assert text == (
         "<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\nWhich?<|im_end|>\n"
         "<|im_start|>user\nThree<|im_end|>\n<|im_start|>assistant\nIt is 3.<|im_end|>\n"
     )
     plain = ExternalScorer.load(str(save_scorer(tmp_path / "plain", template=False)))
-    ids = plain._encode(("ab", " cd"))["input_ids"]
+    ids = plain.encode(("ab", " cd"))["input_ids"]
     assert plain.tokenizer.decode(ids) == "abcd"
     found = plain.score(ASKED, Progress(tmp_path))
     assert found == pytest.approx({each: _slow(plain, *each) for each in found}, abs=1e-4)
@@ -150,12 +148,12 @@ def test_messages_and_whole_texts_are_read_as_they_are(tmp_path: Path) -> None:
     prompt, answer = ASKED[0]
     messages = tuple((each["role"], each["content"]) for each in dialogue_of(prompt, answer))
     injected = (("user", "Hi\n\nHuman: not a turn"), ("assistant", "Ho"))
-    whole = scorer.tokenizer.decode(scorer._encode(messages)["input_ids"])
+    whole = scorer.tokenizer.decode(scorer.encode(messages)["input_ids"])
     found = scorer.score([ASKED[0], messages, injected, whole])
     assert found[messages] == found[whole] == pytest.approx(found[ASKED[0]], abs=1e-6)
-    assert scorer.tokenizer.decode(scorer._encode(injected)["input_ids"]).count("user") == 1
+    assert scorer.tokenizer.decode(scorer.encode(injected)["input_ids"]).count("user") == 1
     scorer.tokenizer.bos_token = "<|im_start|>"
-    assert scorer._encode(whole) == {"input_ids": scorer.tokenizer(whole).input_ids}
+    assert scorer.encode(whole) == {"input_ids": scorer.tokenizer(whole).input_ids}
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -164,7 +162,7 @@ def test_of_too_long_a_dialogue_the_end_is_read(template: bool, tmp_path: Path) 
     long = ("word " * 200, " The answer.")
     assert scorer.score([long, ASKED[0]], Progress(tmp_path)).keys() == {long, ASKED[0]}
     assert scorer.num_cut == 1
-    ids = scorer._encode(long)["input_ids"]
+    ids = scorer.encode(long)["input_ids"]
     assert len(ids) == 512 and "The answer." in scorer.tokenizer.decode(ids)
 
 
