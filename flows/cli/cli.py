@@ -24,9 +24,10 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from trimtab.flows import FLOWS
+from trimtab.flows.cli.environment import load_settings
 from trimtab.flows.config.errors import CommandError, ConfigError, unknown_name
 from trimtab.flows.runs.exit_handling import exit_on_closed_output, exit_on_signals
-from trimtab.infra.settings import Settings, SettingsError
+from trimtab.infra.settings import SettingsError
 
 # Headings of the help.
 RUN, PREPARE, READ, OPERATE = "Run", "Before a run", "Read results", "Operate"
@@ -140,42 +141,6 @@ def _options(
     """Options of `trimtab` itself."""
 
 
-def _load_settings(*, makes_home: bool = True) -> Settings:
-    """Read the settings and set Prefect's environment; create the home folder if `makes_home`.
-
-    Prefect's files go below the home folder, and its telemetry is off: this must run before Prefect
-    is imported. Variables that are already set stay.
-    """
-    settings = Settings.from_env()
-    for name, value in {
-        "PREFECT_HOME": str(settings.home / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",
-        "DO_NOT_TRACK": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }.items():
-        os.environ.setdefault(name, value)
-    if makes_home:
-        _make_home(settings)
-    return settings
-
-
-def _make_home(settings: Settings) -> None:
-    """Create the home folder; SettingsError where it cannot be written."""
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)
-        problem = "" if os.access(settings.home, os.W_OK | os.X_OK) else "no permission to write"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    if problem:
-        raise SettingsError(
-            f"TRIMTAB_HOME is {settings.home}, which cannot be written ({problem}); allowed: a "
-            "folder that exists, or can be created, and that you may write to"
-        )
-
-
 def _recipes() -> list[str]:
     from trimtab.flows.config.recipes import RECIPES
 
@@ -220,7 +185,7 @@ RECIPE = Argument(
     None,
     metavar="recipe",
     autocompletion=_recipes,
-    help="smoke, default, papers, rlaif, constitutional; on your data audit, hh-smollm2, "
+    help="smoke, default, papers, rlaif, constitutional; on your data audit, reward, hh-smollm2, "
     "ukp-smollm2, and on GPUs hh-qwen-0.5b, hh-qwen-1.5b-lora, hh-7b-lora or hh-7b. With "
     "--config the file may name it.",
 )
@@ -362,7 +327,7 @@ def run(
     """Run a recipe, or print its plan or its configuration."""
     from trimtab.flows.cli import commands
 
-    settings = _load_settings(makes_home=not (dry_run or print_config))
+    settings = load_settings(makes_home=not (dry_run or print_config))
     if dry_run and print_config:
         raise ConfigError("found --dry-run and --print-config; allowed: one of them")
     if as_json and not dry_run:
@@ -406,29 +371,29 @@ def audit(
     review: str | None = REVIEW,
     fail_over: float | None = FAIL_OVER,
     max_refused: float | None = MAX_REFUSED,
-    baseline: Path | None = BASELINE,
+    baseline: str | None = BASELINE,
     as_json: bool = Option(
         False, "--json", help="Print the numbers as one JSON object, and nothing else."
     ),
 ) -> int:
     """Find the labels that look wrong in files of preference pairs; no model has to be named."""
     from trimtab.flows.audit.audit_gate import gate_of_audit
-    from trimtab.flows.audit.judges import judges_of
-    from trimtab.flows.cli import commands
+    from trimtab.flows.cli.pair_files import AuditOptions, audit_files, files_and_overrides
 
-    settings = _load_settings()
-    sources, overrides = commands.files_and_overrides(files)
-    options = {
-        "relabel.review": review,
-        "ensemble.scores": votes,
-        "ensemble.reward_models": reward_model,
-        "ensemble.judges": judges_of(judge or (), judge_pairs),
-    }
-    changes = commands.changes_of_audit(sources, overrides, columns, options)
-    changes = commands.add_budgeted_voters(changes, budget, settings)
-    changes = commands.change_encoder(changes, encoder)
-    request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
-    numbers = commands.run_audit(request, settings, baseline, is_quiet=as_json)
+    settings = load_settings()
+    options = AuditOptions(
+        columns=columns,
+        votes=votes or (),
+        reward_models=reward_model or (),
+        judges=judge or (),
+        judge_pairs=judge_pairs,
+        encoder=encoder,
+        budget=budget,
+        name=name,
+        review=review,
+        baseline=baseline,
+    )
+    numbers = audit_files(*files_and_overrides(files), options, settings, is_quiet=as_json)
     gate = gate_of_audit(numbers, fail_over, max_refused)
     if as_json:
         has_gate = (fail_over, max_refused) != (None, None)
@@ -436,6 +401,44 @@ def audit(
     for reason in gate.reasons:
         print(f"trimtab: {reason}", file=sys.stderr)
     return gate.status
+
+
+@app.command(rich_help_panel=RUN)
+def reward(
+    files: list[str] = Argument(
+        ...,
+        metavar="FILE...",
+        help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
+        "change, e.g. reward_model.train.learning_rate=1e-5.",
+    ),
+    base: str | None = Option(
+        None,
+        metavar="MODEL",
+        help="Language model that it starts from: a packaged model, folder or hub id; by default "
+        "smollm2-135m-instruct.",
+    ),
+    to: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Folder to write; a new one. By default one below exports in the home folder, which "
+        "is written anew.",
+    ),
+    columns: str | None = COLUMNS,
+    name: str | None = Option(
+        None, help="Name of the run; by default made of the files and the changes."
+    ),
+    as_json: bool = Option(
+        False, "--json", help="Print the numbers as one JSON object, and nothing else."
+    ),
+) -> None:
+    """Train a reward model on files of preference pairs, as a folder that others read."""
+    from trimtab.flows.cli.pair_files import RewardOptions, files_and_overrides, train_reward
+
+    options = RewardOptions(base, columns, to, name)
+    words, settings = files_and_overrides(files), load_settings()
+    numbers = train_reward(*words, options, settings, is_quiet=as_json)
+    if as_json:
+        print(json.dumps(numbers, indent=1))
 
 
 @app.command(cls=ListOptionCommand, rich_help_panel=RUN)
@@ -455,7 +458,7 @@ def study(
     """Reproduce a table or figure of the papers over several seeds."""
     from trimtab.flows.cli import commands
 
-    _load_settings()
+    load_settings()
     commands.run_study(paper, exhibit, scale, seeds, overrides or ())
 
 
@@ -464,7 +467,7 @@ def rounds(recipe: str = RECIPE_OR_MODEL, overrides: list[str] | None = OVERRIDE
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows.cli import commands
 
-    _load_settings()
+    load_settings()
     commands.next_round(recipe, overrides or ())
 
 
@@ -488,7 +491,7 @@ def recipes() -> None:
     """List the recipes: what each is, its memory, how long it takes."""
     from trimtab.flows.cli.doctor import recipes_text
 
-    print(recipes_text(_load_settings(makes_home=False)))
+    print(recipes_text(load_settings(makes_home=False)))
 
 
 @app.command(rich_help_panel=PREPARE)
@@ -515,7 +518,7 @@ def doctor() -> int:
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.cli.doctor import diagnose, doctor_text
 
-    findings = diagnose(_load_settings(makes_home=False))
+    findings = diagnose(load_settings(makes_home=False))
     print(doctor_text(findings))
     return int(any(line.mark == "missing" for lines in findings.values() for line in lines))
 
@@ -542,10 +545,10 @@ def look(
     The exit status is 2 if one cannot be read.
     """
     from trimtab.flows.audit.look import MAX_ROWS, look_at, look_text
-    from trimtab.flows.cli import commands
+    from trimtab.flows.cli.pair_files import preferences_of
 
-    _load_settings(makes_home=False)
-    preferences = commands.preferences_of(files, columns, form)
+    load_settings(makes_home=False)
+    preferences = preferences_of(files, columns, form)
     sources = look_at(preferences, max_rows=None if is_all else MAX_ROWS)
     is_readable = all(source["is_readable"] for source in sources)
     if as_json:
@@ -600,7 +603,7 @@ def report(
     """List the reports, the newest last: of this home folder, and of an MLflow server."""
     from trimtab.flows.cli.reports import report_lines, report_page
 
-    settings = _load_settings(makes_home=False)
+    settings = load_settings(makes_home=False)
     if run is None:
         for line in report_lines(settings):
             print(line)
@@ -622,7 +625,7 @@ def compare(
     from trimtab.infra.reports import read_run
     from trimtab.models.reporting.run_tables import comparison
 
-    reports = _load_settings(makes_home=False).home / "reports"
+    reports = load_settings(makes_home=False).home / "reports"
     cards, summaries, settings = [], [], []
     for name in runs:
         if not (reports / name / "scorecard.json").is_file():
@@ -652,7 +655,7 @@ def export(
     """Write a run's policy, scorers or cleaned pairs to a folder, with a card."""
     from trimtab.flows.cli import export as exporting
 
-    print(exporting.export(run, role, to, push, _load_settings(makes_home=False)))
+    print(exporting.export(run, role, to, push, load_settings(makes_home=False)))
 
 
 @app.command(rich_help_panel=READ)
@@ -664,7 +667,7 @@ def papers(
     """Print all finished studies in Markdown, a table for each paper."""
     from trimtab.models.studies.papers import all_tables, cards_below, write_pages
 
-    reports = _load_settings(makes_home=False).home / "reports"
+    reports = load_settings(makes_home=False).home / "reports"
     if into is None:
         print(all_tables(cards_below(reports)), end="")
     else:
@@ -680,7 +683,7 @@ def ui(
     """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
     from trimtab.flows.cli.ui import serve_pages
 
-    serve_pages(_load_settings(), host, port, mlflow_port)
+    serve_pages(load_settings(), host, port, mlflow_port)
 
 
 @app.command("serve-reward", cls=ListOptionCommand, rich_help_panel=OPERATE)
@@ -746,7 +749,7 @@ def deploy(
     """Make or update deployments, GPU slots and notices on a Prefect server."""
     from trimtab.flows.cli import commands
 
-    _load_settings()
+    load_settings()
     commands.deploy_flows(gpus, pool_type, notify, image)
 
 
@@ -760,7 +763,7 @@ def rollback(
     """Make an earlier version champion again."""
     from trimtab.flows.cli import commands
 
-    _load_settings()
+    load_settings()
     commands.roll_back_champion(recipe, version)
 
 
@@ -777,5 +780,5 @@ def clean(
     """List artifacts and checkpoints that no report needs; with --delete, remove them."""
     from trimtab.flows.cli import commands
 
-    _load_settings()
+    load_settings()
     commands.clean_store(reports_days, idle_days, is_deleted=delete)

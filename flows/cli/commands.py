@@ -1,4 +1,4 @@
-"""The commands `run`, `audit`, `study`, `rounds`, `rollback`, `clean` and `deploy`.
+"""The commands `run`, `study`, `rounds`, `rollback`, `clean` and `deploy`.
 
 Mistakes are looked for first. Prefect is loaded once a flow is to run, while its server starts.
 """
@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trimtab.flows.audit.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.audit.judges import requests_in_words, require_answers
 from trimtab.flows.cli.terminal import draw_live
 from trimtab.flows.config.config import RunConfig, load_config, require_flow
 from trimtab.flows.config.errors import CommandError, ConfigError
-from trimtab.flows.config.names import AUDIT_OPTIONS, check_free, name_run
+from trimtab.flows.config.names import check_free, name_run
 from trimtab.flows.config.over_seeds import (
     METHODS,
     SEEDS,
@@ -40,7 +38,7 @@ from trimtab.flows.config.overrides import (
     read_changes,
     validate_changes,
 )
-from trimtab.flows.config.paths import merge_changes, nested, value_at
+from trimtab.flows.config.paths import merge_changes
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.runs.checks import (
     check,
@@ -59,16 +57,10 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
-from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.data.baseline import BaselineError, compare, read_baseline
-from trimtab.models.data.row_account import RowAccount
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.reporting.kit.audit_words import changes_made, really_wrong
 from trimtab.tasks.board import board
 
-# A setting to change: sections and a field, e.g. relabel.flip_below=0.
-SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
 DAY = 86_400.0
 CONTINUE_HINT = "; run the same command again to continue"
 
@@ -167,158 +159,6 @@ def _compared(
     if values:
         raise ConfigError(f"found --{option} and {field}={value}; allowed: one of them")
     return value if isinstance(value, list) else [value]
-
-
-def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files, and settings to change (`field=value`, unless there is a file of that name)."""
-    overrides = [w for w in words if SETTING.match(w) and not Path(w).expanduser().exists()]
-    return [word for word in words if word not in overrides], overrides
-
-
-def changes_of_audit(
-    sources: Sequence[str],
-    overrides: Sequence[str],
-    columns: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The changes of an audit of these files to its recipe; ConfigError where there is no file.
-
-    columns: their names in the files, as `chosen=A,rejected=B`. options: settings by path that
-    AUDIT_OPTIONS and --judge give.
-    """
-    changes = parse_overrides(overrides)
-    for path, value in (options or {}).items():
-        if value:
-            if _is_changed(path, changes):
-                raise ConfigError(
-                    f"found {AUDIT_OPTIONS.get(path, '--judge')} and {path}; allowed: one of them"
-                )
-            changes = merge_changes(nested(path, value), changes)
-    preferences: dict[str, Any] = {"sources": list(sources)} if sources else {}
-    if columns is not None:
-        parts = [column.partition("=") for column in columns.split(",")]
-        if not all(ours.strip() and theirs.strip() for ours, _, theirs in parts):
-            raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
-        preferences["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in parts}
-    if preferences:
-        changes = merge_changes({"preferences": preferences}, changes)
-    if not changes.get("preferences", {}).get("sources"):
-        raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
-    return changes
-
-
-def _is_changed(path: str, changes: Mapping[str, Any]) -> bool:
-    place, value = value_at(changes, path)
-    return place == path and value is not ...
-
-
-def preferences_of(
-    words: Sequence[str], columns: str | None, form: str | None
-) -> PreferencesConfig:
-    """The preferences of an audit of these files and settings; form: `preferences.format`."""
-    sources, overrides = files_and_overrides(words)
-    changes = changes_of_audit(sources, overrides, columns)
-    if form is not None:
-        changes = merge_changes(changes, {"preferences": {"format": form}})
-    return apply_changes(recipe_named("audit"), changes).preferences
-
-
-def add_budgeted_voters(
-    changes: dict[str, Any], budget: str | None, settings: Settings
-) -> dict[str, Any]:
-    """The changes of an audit with the voters that fit into a time; says which on stderr.
-
-    ConfigError for no time, and for one beside voters that are named.
-    """
-    for path in ("embedding_models", "ensemble.cross_fitted"):
-        if _is_changed(path, changes):
-            if budget is not None:
-                raise ConfigError(f"found --budget {budget} and {path}; allowed: one of them")
-            return changes
-    seconds = seconds_of(DEFAULT if budget is None else budget)
-    config = apply_changes(recipe_named("audit"), changes)
-    added, line = voters_for(config, seconds, settings)
-    if line is not None:
-        print(f"trimtab: voters: {line}", file=sys.stderr)
-    elif budget is not None and not check(config).mistakes:  # the run would print these
-        print(
-            "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
-            file=sys.stderr,
-        )
-    return merge_changes(changes, added)
-
-
-def change_encoder(changes: dict[str, Any], encoder: str | None) -> dict[str, Any]:
-    """The changes of an audit whose voters on sentence embeddings have another encoder."""
-    if encoder is None:
-        return changes
-    models = apply_changes(recipe_named("audit"), changes).embedding_models
-    changed = [
-        model if model.is_language_model else model.model_copy(update={"encoder": encoder})
-        for model in models
-    ]
-    values = [model.model_dump(mode="json", exclude_defaults=True) for model in changed]
-    return changes | {"embedding_models": values}
-
-
-def run_audit(
-    request: RunRequest, settings: Settings, baseline: Path | None = None, *, is_quiet: bool
-) -> dict[str, Any]:
-    """Run a label audit; the numbers of its page, where its rows went, and where its files lie.
-
-    baseline: what an earlier audit wrote, to compare with: under `baseline` are the numbers of
-    `Comparison`, and how many of the labels that it does not have are wrong. is_quiet: nothing but
-    the log is printed. ConfigError for a baseline that is none, CommandError for one without a pair
-    of these.
-    """
-    try:  # before the run, which may write to that very file
-        earlier = None if baseline is None else read_baseline(baseline)
-    except BaselineError as error:
-        raise ConfigError(f"--baseline: {error}") from error
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nothing,
-        redirect_stdout(nothing if is_quiet else sys.stdout),
-    ):
-        run_recipe(request, settings, as_option=True)
-    folder = settings.home / "reports" / request.name
-    card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
-    pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
-    audit = {**card["audit"], **{name: str(folder / file) for name, file in pages.items()}}
-    if card["data"]["rows"] is not None:
-        audit["rows"] = RowAccount.from_json(card["data"]["rows"]).numbers()
-    lines = [f"annotated pairs: {audit['pairs']}"]
-    if earlier is not None:
-        audit["baseline"], differences = _compare_with_baseline(earlier, audit)
-        lines += differences
-    if changed := list(changes_made(audit)):
-        command = f"trimtab export {request.name} pairs --to DIR"
-        lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
-    if not is_quiet:
-        print("\n".join(lines))
-        print(f"to look through the labels: open {audit['page']} in a browser")
-    return audit
-
-
-def _compare_with_baseline(
-    earlier: dict[bytes, bool], audit: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """The differences of an audit from an earlier one, as numbers and in words."""
-    try:
-        comparison = compare(earlier, Path(audit["pairs"]))
-    except BaselineError as error:
-        raise CommandError(f"--baseline: {error}") from error
-    numbers: dict[str, Any] = {**comparison.numbers}
-    lines = comparison.lines()
-    if audit.get("can_be_believed") and numbers["num_changed"]:
-        import numpy as np
-
-        from trimtab.models.statistics.wrong_labels import wrong_labels
-
-        strength, is_changed = np.array(comparison.strengths), np.array(comparison.is_changed)
-        wrong = wrong_labels(strength, audit["worth_of_a_pair"], is_changed)
-        numbers |= wrong.numbers() if wrong else {}
-        lines += filter(None, [really_wrong(numbers, numbers["num_changed_wrong"])])
-    return numbers, lines
 
 
 def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = False) -> None:

@@ -207,7 +207,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
         if missing:
             yield Line("note", name, "; ".join(missing))
         elif name in ONLY_FLOW:
-            yield Line("ok", name, "trimtab audit FILE")
+            yield Line("ok", name, f"trimtab {name} FILE")
         elif config.is_synthetic:
             yield Line("ok", name, f"trimtab run {name}")
         else:

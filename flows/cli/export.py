@@ -40,8 +40,7 @@ def export(run: str, role: str, to: Path, push: str | None, settings: Settings) 
     wanted = _roles(role, card, entries)
     to = to.expanduser().resolve()
     try:
-        if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise ConfigError(f"--to: found {to}, which is not empty; allowed: a new folder")
+        require_new_folder(to)
         to.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
             target, store = Path(scratch) / "export", open_store(settings.store_url)
@@ -57,6 +56,12 @@ def export(run: str, role: str, to: Path, push: str | None, settings: Settings) 
     if push is not None:
         _push(to, push, is_data=role == "pairs")
     return to
+
+
+def require_new_folder(to: Path) -> None:
+    """ConfigError for a folder with files in it, and for a file."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"--to: found {to}, which is not empty; allowed: a new folder")
 
 
 def _give_usual_modes(folder: Path) -> None:

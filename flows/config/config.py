@@ -32,6 +32,7 @@ from trimtab.models.config.judge import (
     JudgePreferencesConfig,
     VotingJudgeConfig,
 )
+from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.config.policy import (
     GRPO,
     REINFORCE_PP,
@@ -90,7 +91,7 @@ class EnsembleConfig(StageConfig):
     votes: tuple[Vote, ...] = Field(("in_sample",), min_length=1)
     """Votes to take; the first decides the labels. embedding_models: no reward model is trained for
     it; the models of `embedding_models` vote, each weighted by what it tells of the labels (the
-    flow label-audit alone, and no vote beside it)"""
+    flows label-audit and reward, and no vote beside it)"""
     self_test_share: float = Field(0.0, ge=0, lt=0.5)
     """Vote once more on a copy of the pairs of which this share of the labels was turned round on
     purpose, to measure how many wrong labels the vote finds (votes=embedding_models)"""
@@ -232,6 +233,10 @@ class RunConfig(StageConfig):
     ensemble's held-out members"""
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
+    scorers: tuple[Literal["reward_model", "advantage_model"], ...] = Field(
+        ("reward_model", "advantage_model"), min_length=1
+    )
+    """Scorers to train; policies need both, so that only the flow reward leaves one out"""
     rehearsal: RehearsalConfig = RehearsalConfig()
     ppo: PPOConfig = PPOConfig()
     rloo: ObjectiveConfig = RLOO
@@ -297,6 +302,7 @@ class RunConfig(StageConfig):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         require_different("arms", self.arms)
+        require_different("scorers", self.scorers)
         checks = (
             _seed_mistakes,
             _model_mistakes,
@@ -704,12 +710,25 @@ def _vector_mistakes(config: RunConfig, num_layers: int) -> Iterator[str]:
 
 
 def require_flow(config: RunConfig, flow: str | None) -> None:
-    """ConfigError for a flow that needs reward models where embedding models vote instead."""
-    if config.ensemble.embedding_models_vote and flow != "label-audit":
+    """ConfigError for a flow that needs models which the configuration leaves out."""
+    if flow == "label-audit":
+        return
+    name = flow or "of this command"
+    if config.ensemble.embedding_models_vote and flow != "reward":
         raise ConfigError(
             f"ensemble.votes is {', '.join(config.ensemble.votes)}: no reward models are trained, "
-            f"which the flow {flow or 'of this command'} needs; allowed: the flow label-audit, or "
+            f"which the flow {name} needs; allowed: the flows label-audit and reward, or "
             "ensemble.votes=in_sample"
+        )
+    if len(config.scorers) < 2 and flow != "reward":
+        raise ConfigError(
+            f"scorers: found {', '.join(config.scorers)}; allowed: reward_model and "
+            f"advantage_model, which the flow {name} needs, or the flow reward"
+        )
+    if not config.is_synthetic and config.sft.model.base is None:
+        raise ConfigError(
+            "sft.model.base: found none; allowed: a folder, a hub id or "
+            f"{', '.join(PACKAGED_MODELS)}, which the scorers of the flow {name} start from"
         )
 
 

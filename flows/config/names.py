@@ -46,13 +46,14 @@ GivenName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
 MAX_CHANGES = 60  # characters of a name that say what is changed
 MAX_STEM = 24  # of a file's name
 NUM_HEX = 8  # of a sha256
-# Options of `trimtab audit` that stand for settings; --columns stands for those that begin so.
+# Options of commands on files that stand for settings; --columns stands for those that begin so.
 COLUMNS = "preferences.columns."
 AUDIT_OPTIONS = {
     "ensemble.scores": "--votes",
     "ensemble.reward_models": "--reward-model",
     "relabel.review": "--apply",
 }
+OPTIONS = {"audit": AUDIT_OPTIONS, "reward": {"sft.model.base": "--base"}}
 # Settings that name files, whose contents count and not where they lie.
 FILES = ("sources", "demonstrations", "scores", "review", "constitution")
 DATA = ("preferences.sources", "preferences.demonstrations")
@@ -67,7 +68,7 @@ class RunName:
     configuration: the name that it has by default. settings: all of them by path, files by their
     contents. files: by path, as the command line has them, the settings that name files. command:
     makes the run again, with its files where they were; empty for a run that is not of `trimtab
-    run` or `trimtab audit`.
+    run`, `trimtab audit` or `trimtab reward`.
     """
 
     name: str
@@ -204,8 +205,9 @@ def _command(config: RunConfig, name: RunName) -> str:
         if path in values and path != "recipe" and usual.get(path, ...) != value
     }
     options = [] if name.name == name.configuration else ["--name", name.name]
-    if config.recipe == "audit":
-        return shlex.join(["trimtab", "audit", *_words_of_audit(changes), *options])
+    if ONLY_FLOW.get(config.recipe) == name.flow:
+        words = _words_on_files(changes, OPTIONS[config.recipe])
+        return shlex.join(["trimtab", config.recipe, *words, *options])
     flow = [] if name.flow == "rlhf" else ["--flow", name.flow]
     if name.flow == "compare":
         for option in ("arms", "seeds"):
@@ -215,15 +217,15 @@ def _command(config: RunConfig, name: RunName) -> str:
     return shlex.join(["trimtab", "run", config.recipe, *flow, *options, *overrides])
 
 
-def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
-    """Files, options and settings of `trimtab audit`, of changes by path."""
+def _words_on_files(changes: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
+    """Files, options and settings of a command on files of pairs, of changes by path."""
     rest = dict(changes)
     words = [*map(str, rest.pop("preferences.sources", ()))]
     columns = {path: name for path, name in changes.items() if path.startswith(COLUMNS)}
     if columns and not any("," in name for name in columns.values()):
         pairs = [f"{path.removeprefix(COLUMNS)}={rest.pop(path)}" for path in columns]
         words += ["--columns", ",".join(pairs)]
-    for path, option in AUDIT_OPTIONS.items():
+    for path, option in options.items():
         values = rest.pop(path, ())
         for value in [values] if isinstance(values, str) else values:
             words += [option, str(value)]

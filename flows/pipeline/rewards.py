@@ -40,9 +40,20 @@ def train_scorers(run: Run) -> None:
     if config.reward is not None:
         return
     trunk = trunk_for(run, config.reward_model.train)
+    if "reward_model" in config.scorers:
+        _train_reward_model(run, trunk)
+    if "advantage_model" in config.scorers:
+        _train_advantage_model(run)
+    if "full" in config.arms and config.rounds.meta_rm_from == 1:
+        train_meta_rm(run, 1, "advantage_model", "sft")
+    if "ppo_max_safety" in config.arms:
+        _train_safety_scorers(run, trunk)
+
+
+def _train_reward_model(run: Run, trunk: Future | None) -> None:
     run["reward_model"] = run.submit(
         specs.REWARD_MODEL,
-        run.seeded(config.reward_model),
+        run.seeded(run.config.reward_model),
         policy=scorer_base(run),
         preferences=run["preferences"],
         pairs=run["relabelled"],
@@ -50,25 +61,25 @@ def train_scorers(run: Run) -> None:
         label="reward model",
         resources=Resources(Slot(0, 2)),
     )
+
+
+def _train_advantage_model(run: Run) -> None:
+    config = run.config.advantage_model
     # The answers compared in the synthetic world were sampled from SFT.
-    behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
+    behaviour = [run["sft"]] if config.use_importance_weights else None
     run["advantage_model"] = run.submit(
         specs.ADVANTAGE_MODEL,
-        run.seeded(config.advantage_model),
+        run.seeded(config),
         policy=scorer_base(run),
         preferences=run["preferences"],
         pairs=run["relabelled"],
-        strength=strength_for(run, config.advantage_model),
-        trunk=trunk_for(run, config.advantage_model.train),
+        strength=strength_for(run, config),
+        trunk=trunk_for(run, config.train),
         behaviour=behaviour,
         data=prompts_for(run),
         label="Advantage Model",
         resources=Resources(Slot(1, 2)),
     )
-    if "full" in config.arms and config.rounds.meta_rm_from == 1:
-        train_meta_rm(run, 1, "advantage_model", "sft")
-    if "ppo_max_safety" in config.arms:
-        _train_safety_scorers(run, trunk)
 
 
 def train_meta_rm(run: Run, number: int, start: str, policy: str) -> None:

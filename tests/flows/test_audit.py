@@ -18,7 +18,7 @@ from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.audit.audit_gate import gate_of_audit
 from trimtab.flows.cli.cli import main
-from trimtab.flows.cli.commands import change_encoder, changes_of_audit, files_and_overrides
+from trimtab.flows.cli.pair_files import change_encoder, changes_of_audit, files_and_overrides
 from trimtab.flows.config.config import load_config, require_flow
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.overrides import apply_changes
@@ -284,7 +284,10 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["audit", "seed=1"], "found no file"),
         (["audit", "pairs.jsonl", "relable.flip_below=0"], "did you mean 'relabel'"),
         (["audit", "pairs.jsonl"], "found 3 pairs of different answers; allowed: at least 5"),
-        (["run", "audit", 'preferences.sources=["pairs.jsonl"]'], "the flow label-audit"),
+        (
+            ["run", "audit", 'preferences.sources=["pairs.jsonl"]'],
+            "the flows label-audit and reward",
+        ),
         (["audit", "pairs.jsonl", "--fail-over", "2"], "less than or equal to 1"),
         (["audit", "pairs.jsonl", "--apply", "none.jsonl"], "found nothing at 'none.jsonl'"),
         (["audit", "pairs.jsonl", "--baseline", "none"], "--baseline: found no file none"),
@@ -387,13 +390,14 @@ def test_another_encoder_is_that_of_all_voters_on_sentence_embeddings() -> None:
     assert change_encoder({}, None) == {}
 
 
-def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
+def test_embedding_models_vote_alone_and_where_no_policy_is_judged() -> None:
     recipe = recipe_named("audit")
     assert not recipe.model_copy(
         update={"preferences": recipe.preferences.model_copy(update={"sources": ("x",)})}
     ).needs_policy
     require_flow(recipe, "label-audit")
-    for flow in ("rlhf", "policy", "reward", "compare", None):
+    require_flow(recipe, "reward")
+    for flow in ("rlhf", "policy", "compare", None):
         with pytest.raises(ConfigError, match="no reward models are trained"):
             require_flow(recipe, flow)
     values = recipe.model_dump(mode="json")

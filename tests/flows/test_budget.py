@@ -18,7 +18,7 @@ from trimtab.flows.audit.budget import (
     voters_for,
 )
 from trimtab.flows.cli.cli import main
-from trimtab.flows.cli.commands import add_budgeted_voters
+from trimtab.flows.cli.pair_files import add_budgeted_voters
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.overrides import apply_changes

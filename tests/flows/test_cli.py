@@ -20,7 +20,7 @@ from trimtab.flows.config.recipes import RECIPES
 from trimtab.models.config.arms import ARMS
 
 COMMANDS = {
-    "Run": ["run", "audit", "study", "rounds", "stage"],
+    "Run": ["run", "audit", "reward", "study", "rounds", "stage"],
     "Before a run": ["recipes", "fields", "doctor", "look", "gpu-check"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["serve-reward", "deploy", "rollback", "clean"],
@@ -107,8 +107,8 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, audit, study, rounds, s"),
-        (["xyz"], "unknown command 'xyz'; known: run, audit, study"),
+        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, audit, reward, study, r"),
+        (["xyz"], "unknown command 'xyz'; known: run, audit, reward, study"),
         (["run", "smok"], "unknown recipe 'smok' (did you mean 'smoke'?); known: smoke, default"),
         (["run", "smoke", "--flow", "polcy"], "--flow: unknown flow 'polcy' (did you mean 'polic"),
         (["run", "smoke", "ppo.kl_coeff=1"], "ppo.kl_coeff: unknown field 'kl_coeff'; did you me"),
@@ -219,7 +219,7 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("trimtab r", ["run", "rounds", "recipes", "report", "rollback"]),
+        ("trimtab r", ["run", "reward", "rounds", "recipes", "report", "rollback"]),
         ("trimtab run ", list(RECIPES)),
         ("trimtab run smoke --flow ", list(cli.FLOWS)),
         ("trimtab run smoke --flow compare --arms ", list(ARMS)),

@@ -393,7 +393,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 def test_unknown_recipe_lists_the_known() -> None:
     with pytest.raises(
-        ConfigError, match="known: smoke, default, papers, rlaif, constitutional, audit, hh"
+        ConfigError, match="known: smoke, default, papers, rlaif, constitutional, audit, rew"
     ):
         recipe_named("defualt")
 

@@ -12,7 +12,7 @@ from tests.models.judge.endpoint import Reply, completion, serving
 from tests.ports import free_ports
 from trimtab.flows.audit.judges import judges_of, requests_in_words, require_answers
 from trimtab.flows.cli.cli import main
-from trimtab.flows.cli.commands import changes_of_audit
+from trimtab.flows.cli.pair_files import changes_of_audit
 from trimtab.flows.config.config import RunConfig, load_config
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.names import name_run

@@ -13,6 +13,7 @@ import pytest
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import commands
 from trimtab.flows.cli.cli import main
+from trimtab.flows.cli.pair_files import changes_of_audit, files_and_overrides
 from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.names import (
     MAX_NAME,
@@ -298,7 +299,7 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     pairs, votes, panel, review = (str(tmp_path / name) for name in texts)
-    changes = commands.changes_of_audit(
+    changes = changes_of_audit(
         [pairs, "someone/pairs"],
         ["relabel.drop_below=0"],
         columns="chosen=better,rejected=worse",
@@ -317,13 +318,23 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
     )
 
 
+def test_the_command_of_a_reward_model_is_that_which_was_given(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("a")
+    changes = changes_of_audit([str(pairs)], ["relabel.flip_below=0.5", "sft.model.base=lab/base"])
+    config = apply_changes(recipe_named("reward"), changes)
+    command = name_run(config, "reward", "mine").command
+    options = "--base lab/base relabel.flip_below=0.5 --name mine"
+    assert command == f"trimtab reward {pairs} {options}"
+
+
 def test_a_column_with_a_comma_in_an_audits_command_stays_a_setting(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text("a")
     given = ["preferences.columns={chosen: 'a, b'}"]
-    config = apply_changes(recipe_named("audit"), commands.changes_of_audit([str(path)], given))
+    config = apply_changes(recipe_named("audit"), changes_of_audit([str(path)], given))
     command = name_run(config, "label-audit").command
     assert command == f"trimtab audit {path} 'preferences.columns.chosen=a, b'"
-    sources, overrides = commands.files_and_overrides(shlex.split(command)[2:])
-    again = apply_changes(recipe_named("audit"), commands.changes_of_audit(sources, overrides))
+    sources, overrides = files_and_overrides(shlex.split(command)[2:])
+    again = apply_changes(recipe_named("audit"), changes_of_audit(sources, overrides))
     assert again == config

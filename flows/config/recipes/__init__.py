@@ -21,6 +21,7 @@ RecipeName = Literal[
     "rlaif",
     "constitutional",
     "audit",
+    "reward",
     "hh-smollm2",
     "ukp-smollm2",
     "hh-qwen-0.5b",
@@ -33,7 +34,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     name: _FUNCTIONS[re.sub("[-.]", "_", name)] for name in get_args(RecipeName)
 }
 # The only flow of a recipe; without an entry it is for all of them.
-ONLY_FLOW = {"audit": "label-audit"}
+ONLY_FLOW = {"audit": "label-audit", "reward": "reward"}
 # The machine that a recipe is for, against which its plan is held where the command line names no
 # GPUs; without an entry it is the computer at hand.
 # Drivers show 22.5 of 24 GB where memory corrects its errors (L4, A10G).

@@ -50,6 +50,43 @@ def audit() -> RunConfig:
     )
 
 
+def reward() -> RunConfig:
+    """A reward model from your pairs; give `preferences.sources`.
+
+    For the flow reward, and what `trimtab reward` runs: labels are audited as by the recipe
+    `audit`, none is changed, and the six upper layers of the base model, which is not fine-tuned
+    first, are trained on them. Rate and epochs are those of `hh_smollm2`.
+    """
+    return with_changes(
+        audit(),
+        {
+            "recipe": "reward",
+            "preferences": PreferencesConfig(
+                on_bad_rows="quarantine", on_ties="drop", max_tokens=1024
+            ),
+            "sft": SFTConfig(
+                model=ModelConfig(base="smollm2-135m-instruct", max_length=1025), fine_tune=False
+            ),
+            "reward_model": RewardModelConfig(train=_scorer_on_two_cores()),
+            "scorers": ("reward_model",),
+        },
+    )
+
+
+def _on_two_cores() -> TrainConfig:
+    return TrainConfig(
+        learning_rate=5e-5,
+        batch_size=16,
+        micro_batch_tokens=4096,
+        checkpoint_every=25,
+        trainable_layers=6,
+    )
+
+
+def _scorer_on_two_cores() -> TrainConfig:
+    return _on_two_cores().model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
+
+
 def hh_smollm2() -> RunConfig:
     """Anthropic's HH pairs with SmolLM2-135M; give `preferences.sources`.
 
@@ -57,14 +94,8 @@ def hh_smollm2() -> RunConfig:
     Scorers' rate and epochs are from validation pairs: 5e-5 for one epoch does not leave chance.
     Every round runs, as in the paper's table, and the last is registered whatever its judges say.
     """
-    train = TrainConfig(
-        learning_rate=5e-5,
-        batch_size=16,
-        micro_batch_tokens=4096,
-        checkpoint_every=25,
-        trainable_layers=6,
-    )
-    scorer = train.model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
+    train = _on_two_cores()
+    scorer = _scorer_on_two_cores()
     meta = train.model_copy(update={"learning_rate": 1e-4})
     ppo = _ppo_on_two_cores()
     return RunConfig(

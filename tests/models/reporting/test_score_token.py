@@ -43,6 +43,7 @@ from trimtab.models.reporting.model_card import Exported, model_card
 from trimtab.models.reporting.score_token import MARK, end_texts
 from trimtab.models.training.external_scorer import Dialogue, ExternalScorer
 from trimtab.models.training.progress import Progress
+from trimtab.models.training.reward_function import RewardModel
 from trimtab.models.training.scoring import score_texts
 
 # What users say, and answers.
@@ -299,7 +300,7 @@ def test_trl_reads_the_same_score(saved: Saved, tmp_path: Path, policy: Path, ki
     expected = pytest.approx(saved.expected(), abs=1e-5)
     trainer = getattr(trl, f"{kind}Trainer")(
         model=str(policy / "model"),
-        reward_funcs=str(saved.exported),
+        reward_funcs=[str(saved.exported), RewardModel.load(saved.exported)],
         args=getattr(trl, f"{kind}Config")(
             output_dir=str(tmp_path / "trl"),
             use_cpu=True,
@@ -317,6 +318,7 @@ def test_trl_reads_the_same_score(saved: Saved, tmp_path: Path, policy: Path, ki
         inputs = [{"prompt": prompt} for prompt in prompts]
         found = trainer._calculate_rewards(inputs, prompts, completions, [[0]] * len(prompts))
         scores: list[float] = found[:, 0].tolist()
+        assert found[:, 1].tolist() == expected
         return scores
 
     assert rewards(asked, answers) == expected

@@ -1,0 +1,226 @@
+"""TRL's RewardTrainer with our losses: with nothing set TRL's own, else the papers' formulas."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.models.judge.tiny import save_tiny
+from trimtab.models.training.trl_reward import RewardConfig, RewardTrainer, treat_labels
+
+PAIRS = [
+    {"prompt": f"Number {n}?", "chosen": f" It is {n}{'!' * n}", "rejected": f" No, {n * n}."}
+    for n in range(6)
+]
+PROBABILITIES, WEIGHTS = [0.9, 0.5, 1.0, 0.7, 0.2, 1.0], [1.0, 0.25, 2.0, 0.0, 1.0, 1.0]
+MARGINS = [0.3, -0.2, 0.0, 0.5, 0.1, -0.4]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("base"))
+
+
+def _args(kind: Any, folder: Path, **settings: Any) -> Any:
+    return kind(
+        output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", save_strategy="no",
+        gradient_checkpointing=False, per_device_train_batch_size=6, max_steps=3, logging_steps=1,
+        learning_rate=1e-3, disable_tqdm=True, **settings,
+    )  # fmt: skip
+
+
+def _trained(trainer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses, {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.mark.slow
+def test_with_nothing_set_it_is_trl_s_own(base: Path, tmp_path: Path) -> None:
+    """With TRL's column `margin` too, and rewards that are centred."""
+    rows = [{**pair, "margin": margin} for pair, margin in zip(PAIRS, MARGINS, strict=True)]
+    runs = [
+        _trained(
+            trainer(
+                str(base),
+                _args(config, tmp_path, center_rewards_coefficient=0.01),
+                train_dataset=Dataset.from_list(rows),
+            )
+        )
+        for trainer, config in (
+            (trl.RewardTrainer, trl.RewardConfig),
+            (RewardTrainer, RewardConfig),
+        )
+    ]
+    assert runs[0][0] == runs[1][0] and len(runs[0][0]) == 3
+    assert runs[0][1].keys() == runs[1][1].keys()
+    assert all(torch.equal(runs[0][1][name], runs[1][1][name]) for name in runs[0][1])
+
+
+def _log_sigmoid(value: float) -> float:
+    return -math.log1p(math.exp(-value))
+
+
+def _mean(losses: list[float]) -> float:
+    total = sum(weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True))
+    return total / sum(WEIGHTS)
+
+
+def _batch(trainer: RewardTrainer) -> dict[str, Any]:
+    """All pairs in their order."""
+    examples = [dict(example) for example in trainer.train_dataset]
+    batch: dict[str, Any] = trainer.data_collator(examples)
+    return batch
+
+
+def _trainer(base: Path, folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Any:
+    args = _args(RewardConfig, folder, **settings)
+    return RewardTrainer(str(base), args, train_dataset=Dataset.from_list(rows))
+
+
+def _treated() -> list[dict[str, Any]]:
+    return [
+        {**pair, "probability": probability, "weight": weight, "margin": margin}
+        for pair, probability, weight, margin in zip(
+            PAIRS, PROBABILITIES, WEIGHTS, MARGINS, strict=True
+        )
+    ]
+
+
+def _gaps(trainer: Any, batch: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Rewards of both answers, each text by itself."""
+    model, count = trainer.model.eval(), len(batch["input_ids"]) // 2
+    rewards = []
+    for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        with torch.no_grad():
+            rewards.append(float(model(ids[mask.bool()][None]).logits[0, 0]))
+    return rewards[:count], rewards[count:]
+
+
+@pytest.mark.slow
+def test_labels_margins_and_weights_are_in_the_loss(base: Path, tmp_path: Path) -> None:
+    """-[p log sigmoid(d - m) + (1 - p) log sigmoid(m - d)], weighted [RM eq. 5 and 6]."""
+    trainer = _trainer(base, tmp_path, _treated())
+    batch = _batch(trainer)
+    chosen, rejected = _gaps(trainer, batch)
+    losses = [
+        -p * _log_sigmoid(c - r - m) - (1 - p) * _log_sigmoid(m - c + r)
+        for c, r, p, m in zip(chosen, rejected, PROBABILITIES, MARGINS, strict=True)
+    ]
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert float(loss.detach()) == pytest.approx(_mean(losses), abs=1e-5)
+    assert trainer._metrics["eval"]["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["text", "messages", "no prompt"])
+def test_the_advantage_model_s_loss(base: Path, tmp_path: Path, form: str) -> None:
+    """[AM eq. 6] with soft labels: the expectation over which answer is the better one."""
+    rows = _treated()
+    if form == "messages":
+        for row in rows:
+            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+            for name in ("chosen", "rejected"):
+                row[name] = [{"role": "assistant", "content": row[name]}]
+    if form == "no prompt":
+        for row in rows:
+            prompt = row.pop("prompt")
+            row |= {name: prompt + row[name] for name in ("chosen", "rejected")}
+    trainer = _trainer(base, tmp_path, rows, loss_type="advantage", advantage_margin=1.5)
+    batch = _batch(trainer)
+    model, tokenizer = trainer.model.eval(), AutoTokenizer.from_pretrained(base)
+    chosen, rejected = _gaps(trainer, batch)
+    expected = []
+    for row, pair in zip(rows, PAIRS, strict=True):
+        text = pair["prompt"]
+        if form == "messages":
+            text = tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, tokenize=False
+            )
+        if form == "no prompt":
+            text += " "  # with which both answers begin
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            states = model.model(ids).last_hidden_state
+            expected.append(float(model.expected_reward(states)[0, -1, 0]))
+    losses = []
+    for c, r, e, p, m in zip(chosen, rejected, expected, PROBABILITIES, MARGINS, strict=True):
+        ranking = p * _log_sigmoid(c - r - m) + (1 - p) * _log_sigmoid(m - c + r)
+        right = _log_sigmoid(1.5 - (c - e)) + _log_sigmoid(1.5 + (r - e))
+        wrong = _log_sigmoid(1.5 - (r - e)) + _log_sigmoid(1.5 + (c - e))
+        losses.append(-(ranking + p * right + (1 - p) * wrong))
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert float(loss.detach()) == pytest.approx(_mean(losses), abs=1e-5)
+    loss.backward()
+    assert model.expected_reward.weight.grad.abs().sum() > 0
+    assert max(expected) - min(expected) > 1e-3
+
+
+@pytest.mark.slow
+def test_an_advantage_model_is_trained_and_read_by_others(base: Path, tmp_path: Path) -> None:
+    trainer = _trainer(base, tmp_path, PAIRS, loss_type="advantage")
+    before = trainer.model.expected_reward.weight.detach().clone()
+    losses, weights = _trained(trainer)
+    assert losses[-1] < losses[0]
+    assert not torch.equal(before, weights["expected_reward.weight"])
+    trainer.save_model(str(tmp_path / "saved"))
+    read = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    ids = AutoTokenizer.from_pretrained(base)("Number 3?", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.equal(read(ids).logits, trainer.model.eval()(ids).logits)
+    assert read.config.num_labels == 1
+
+
+def _labelled(**settings: Any) -> Any:
+    args = RewardConfig("unused", use_cpu=True, bf16=False, **settings)
+    rows = [{**pair, "strength": s} for pair, s in zip(PAIRS, (2, -1, 0.1, -3, 5, 0), strict=True)]
+    return treat_labels(Dataset.from_list(rows), args)
+
+
+def test_labels_are_treated_by_their_strength() -> None:
+    """Flips of what is below -0.5, and margins of the order after the flip, by hand."""
+    treated = _labelled(flip_below=-0.5, margin_scale=0.5, margin_clip=0.75)
+    flipped = [n for n, row in enumerate(treated) if row["chosen"] == PAIRS[n]["rejected"]]
+    assert flipped == [1, 3]
+    assert [row["rejected"] for row in treated][1] == PAIRS[1]["chosen"]
+    assert treated["margin"] == pytest.approx([0.75, 0.5, 0.05, 0.75, 0.75, 0.0])
+    assert treated["probability"] == [1.0] * 6
+    smoothed = _labelled(smoothing=0.2, smooth="negative", flip_below=-2.0)
+    assert smoothed["probability"] == pytest.approx([1, 0.8, 1, 1, 1, 1])
+    assert "margin" not in smoothed.column_names
+    assert _labelled().column_names == ["prompt", "chosen", "rejected", "strength"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        (PAIRS, {"flip_below": 0.0}, "flip_below: found no column `strength`"),
+        (PAIRS, {"smoothing": 0.1, "smooth": "negative"}, "smoothing: found no column `strength`"),
+        (_treated(), {"smoothing": 0.1}, "smoothing: found the columns probability, margin; all"),
+        (PAIRS, {"smoothing": 0.7}, r"smoothing must be in \[0, 0.5\], found 0.7"),
+    ],
+)
+def test_labels_that_cannot_be_treated_so_are_refused(
+    rows: list[dict[str, Any]], settings: dict[str, Any], words: str
+) -> None:
+    args = RewardConfig("unused", use_cpu=True, bf16=False, **settings)
+    with pytest.raises(ValueError, match=words):
+        treat_labels(Dataset.from_list(rows), args)
+
+
+def test_smoothing_needs_no_strength() -> None:
+    args = RewardConfig("unused", use_cpu=True, bf16=False, smoothing=0.1)
+    assert treat_labels(Dataset.from_list(PAIRS), args)["probability"] == [0.9] * 6
+
+
+def test_an_advantage_model_has_no_adapters(base: Path, tmp_path: Path) -> None:
+    args = _args(RewardConfig, tmp_path, loss_type="advantage")
+    with pytest.raises(ValueError, match="found peft_config; allowed: none"):
+        RewardTrainer(str(base), args, train_dataset=Dataset.from_list(PAIRS), peft_config=object())
