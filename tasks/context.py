@@ -135,13 +135,7 @@ def run_stage_task(
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
-    rewards = [
-        RewardConfig.model_validate(manifest_of(base.store, ref).config)
-        for ref in refs.values()
-        if ref.stage == EXTERNAL_REWARD.name
-    ]
-    for reward in rewards:
-        require_access(reward)
+    rewards = list(_rewards_among(refs))
     context = StageContext(
         base.settings,
         base.store,
@@ -176,6 +170,16 @@ def run_stage_task(
     standing = board.standing()
     logger.info("%s: %s%s", label, how, f" ({standing})" if standing else "")
     return result
+
+
+def _rewards_among(refs: Mapping[str, ArtifactRef]) -> Iterator[RewardConfig]:
+    """The rewards from outside among a stage's inputs. AccessError as `require_access`."""
+    for ref in refs.values():
+        if ref.stage == EXTERNAL_REWARD.name:
+            manifest = manifest_of(base_context().store, ref)
+            reward = RewardConfig.model_validate(manifest.config)
+            require_access(reward)
+            yield reward
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from trimtab.models.functional.checks import (
 )
 from trimtab.models.functional.combination import (
     ensemble_scores,
+    member_spread,
+    panel_scores,
     safety_first,
 )
 from trimtab.models.functional.contrastive import (
@@ -40,6 +42,15 @@ from trimtab.models.functional.cpl import (
 from trimtab.models.functional.dpo import (
     dpo_loss,
     implicit_rewards,
+    kto_loss,
+    mismatched_kl,
+)
+from trimtab.models.functional.group import (
+    LossMean,
+    group_advantages,
+    kl_estimates,
+    mean_loss,
+    overlong_penalties,
 )
 from trimtab.models.functional.hir import (
     hir_loss,
@@ -47,6 +58,7 @@ from trimtab.models.functional.hir import (
 )
 from trimtab.models.functional.label_noise import (
     flip_rate_by_pair,
+    label_at_rate,
     relabel_by_noise,
     right_probability,
     unbiased_label,
@@ -66,11 +78,17 @@ from trimtab.models.functional.ppo import (
     clip_advantages,
     entropy_loss,
     gae,
+    kl_loss,
     normalise_scores,
     policy_loss,
     steered_kl_coef,
     token_rewards,
     value_loss,
+)
+from trimtab.models.functional.reference_free import (
+    log_odds,
+    orpo_loss,
+    simpo_loss,
 )
 from trimtab.models.functional.rehearsal import (
     best_of_clusters,
@@ -118,6 +136,7 @@ from trimtab.models.functional.verdicts import (
 )
 
 __all__ = [
+    "LossMean",
     "Relabel",
     "RunningMoments",
     "ShapeError",
@@ -148,6 +167,7 @@ __all__ = [
     "flip_rate_by_pair",
     "fold_of",
     "gae",
+    "group_advantages",
     "hir_loss",
     "imitation_loss",
     "implicit_rewards",
@@ -155,17 +175,28 @@ __all__ = [
     "is_understood",
     "kappa_of_counts",
     "kept_per_cluster",
+    "kl_estimates",
+    "kl_loss",
+    "kto_loss",
+    "label_at_rate",
     "leave_one_out_advantages",
+    "log_odds",
     "log_odds_votes",
     "logprobs_of",
     "masked_mean",
     "masked_whiten",
+    "mean_loss",
+    "member_spread",
+    "mismatched_kl",
     "mixture_weights",
     "nll_loss",
     "normalise_scores",
     "option_probabilities",
     "order_verdicts",
+    "orpo_loss",
+    "overlong_penalties",
     "pair_metrics",
+    "panel_scores",
     "policy_loss",
     "preference_differences",
     "preference_strength",
@@ -184,6 +215,7 @@ __all__ = [
     "satisfied_instruction",
     "segment_scores",
     "simcse_loss",
+    "simpo_loss",
     "sinkhorn_assignments",
     "steered_kl_coef",
     "strength_slice",

@@ -91,7 +91,7 @@ class RunResult:
         # Apart from the notebook's own page: no script of the one reaches the other.
         kept = 'sandbox="allow-scripts allow-downloads allow-popups"'
         frame = f'<iframe srcdoc="{text}" {kept} width="100%" height="{HEIGHT}"></iframe>'
-        display(HTML(frame))
+        display(HTML(f"<div>{frame}</div>"))  # IPython warns of a frame by itself
         return self.page
 
     def export(self, role: str, to: str | Path, *, push: str | None = None) -> Path:

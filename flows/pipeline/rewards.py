@@ -44,8 +44,8 @@ def train_scorers(run: Run) -> None:
         _train_reward_model(run, trunk)
     if "advantage_model" in config.scorers:
         _train_advantage_model(run)
-    if "full" in config.arms and config.rounds.meta_rm_from == 1:
-        train_meta_rm(run, 1, "advantage_model", "sft")
+        if "full" in config.arms and config.rounds.meta_rm_from == 1:
+            train_meta_rm(run, 1, "advantage_model", "sft")
     if "ppo_max_safety" in config.arms:
         _train_safety_scorers(run, trunk)
 

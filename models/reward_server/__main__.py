@@ -121,11 +121,28 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ServeError(
-            f"--host {host} --port {port}: found {error.strerror}; allowed: an address of this "
-            "machine with a free port"
-        ) from None
+        raise _refused(host, port, error) from None
     return listener
+
+
+def listen(listener: socket.socket, backlog: int) -> str:
+    """Take connections; returns the server's address. Raises ServeError.
+
+    Two programs may have bound an address (SO_REUSEADDR), and one of them listens.
+    """
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        raise _refused(host, port, error) from None
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _refused(host: str, port: int, error: OSError) -> ServeError:
+    return ServeError(
+        f"--host {host} --port {port}: found {error.strerror}; allowed: an address of this "
+        "machine with a free port"
+    )
 
 
 def serve(request: ServeRequest, key: str | None, listener: socket.socket) -> None:
@@ -161,9 +178,8 @@ def serve(request: ServeRequest, key: str | None, listener: socket.socket) -> No
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE,
     )
-    listener.listen(config.backlog)  # whoever reads the next line may connect at once
-    host, port = listener.getsockname()[:2]
-    print(f"rewards at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    url = listen(listener, config.backlog)  # whoever reads the next line may connect at once
+    print(f"rewards at {url}", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -5,8 +5,8 @@
 Clients send a text each, in OpenRLHF's form, and the next when they have the answer; as many ask at
 once as are named. Eight responses in a row have a prompt in common. The other server is what one
 would write: FastAPI, transformers' model, a forward pass for each request. Both score the same
-model, the small Llama of the other benchmarks, in processes of their own, in turns. Prints a table:
-requests per second, and of their latencies the median and the 99th percentile.
+model, the small Llama of the other benchmarks, in processes of their own, and are asked in turns.
+Prints a table: requests per second, and of their latencies the median and the 99th percentile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -59,9 +59,15 @@ def main() -> None:
     texts = list(_texts(options.requests))
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_scorer(Path(scratch) / "scorer", texts)
-        for clients in options.clients:
-            turns = [_turn(folder, texts, clients) for _ in range(options.runs)]
-            _print(clients, turns)
+        with ExitStack() as servers:
+            port = free_ports(len(ARMS))
+            urls = [
+                servers.enter_context(_server(arm, folder, port + number))
+                for number, arm in enumerate(ARMS)
+            ]
+            asyncio.run(_until_they_answer(urls, texts[:RESPONSES]))
+            for clients in options.clients:
+                _print(clients, [_turn(urls, texts, clients) for _ in range(options.runs)])
 
 
 def _texts(count: int) -> Iterator[dict[str, Any]]:
@@ -87,13 +93,9 @@ def make_scorer(folder: Path, texts: list[dict[str, Any]]) -> Path:
     return folder
 
 
-def _turn(folder: Path, texts: list[dict[str, Any]], clients: int) -> list[Measured]:
+def _turn(urls: list[str], texts: list[dict[str, Any]], clients: int) -> list[Measured]:
     """Each arm once, one after the other; their scores agree."""
-    measured = []
-    for arm in ARMS:
-        with _server(arm, folder) as url:
-            asyncio.run(_ask(url, texts[:RESPONSES], clients))  # warms up
-            measured.append(asyncio.run(_ask(url, texts, clients)))
+    measured = [asyncio.run(_ask(url, texts, clients)) for url in urls]
     ours, theirs = (turn.scores for turn in measured)
     worst = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
     assert worst < TOLERANCE, worst
@@ -101,8 +103,7 @@ def _turn(folder: Path, texts: list[dict[str, Any]], clients: int) -> list[Measu
 
 
 @contextmanager
-def _server(arm: str, folder: Path) -> Iterator[str]:
-    port = free_ports(1)
+def _server(arm: str, folder: Path, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "tests.bench.reward_server", "--naive", str(folder)]
     if arm == ARMS[0]:
         command = [sys.executable, "-c", "from trimtab.flows.cli.cli import main; main()"]
@@ -119,7 +120,6 @@ async def _ask(url: str, texts: list[dict[str, Any]], clients: int) -> Measured:
     waiting = iter(enumerate(texts))
     seconds, scores = [0.0] * len(texts), [0.0] * len(texts)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await _until_it_answers(session, url)
 
         async def client() -> None:
             for number, body in waiting:
@@ -134,15 +134,14 @@ async def _ask(url: str, texts: list[dict[str, Any]], clients: int) -> Measured:
         return Measured(len(texts) / (time.perf_counter() - started), seconds, scores)
 
 
-async def _until_it_answers(session: aiohttp.ClientSession, url: str) -> None:
-    while True:
-        try:
-            body = {"query": ["\n\nHuman: Hi\n\nAssistant: Ho"]}
-            async with session.post(url, json=body) as response:
-                response.raise_for_status()
-                return
-        except aiohttp.ClientConnectionError:
-            await asyncio.sleep(0.2)
+async def _until_they_answer(urls: list[str], texts: list[dict[str, Any]]) -> None:
+    for url in urls:
+        while True:
+            try:
+                await _ask(url, texts, 1)  # which warms them up
+                break
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.2)
 
 
 def serve_naively(folder: Path, port: int) -> None:

@@ -11,13 +11,16 @@ from trimtab.models.config.arms import ARMS
 from trimtab.models.estimates.machine import Machine
 
 GOES_ON = "rejection_sampling_ppo"
+# All but the one that needs a reward from outside, which takes the place of scorers of a run's own
+# (tests/flows/test_external_rewards.py).
+OWN = [name for name, arm in ARMS.items() if arm.scorer != "reward"]
 # Those that are PPO from a start that is their reference as well.
-OF_PPO = [name for name, arm in ARMS.items() if arm.trained_by == "ppo" and name != GOES_ON]
+OF_PPO = [name for name in OWN if ARMS[name].trained_by == "ppo" and name != GOES_ON]
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6"]
+    changes = [f"arms={OWN}".replace("'", '"'), "ensemble.size=6"]
     changes += ['ppo.scoring.safety_categories=["harmful","rude"]']
     changes += ["advantage_model.use_importance_weights=true"]
     changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
@@ -120,7 +123,7 @@ def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
 
 
 def test_what_watches_a_policy_neither_judges_nor_is_optimised() -> None:
-    changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6", "rounds.max_rounds=2"]
+    changes = [f"arms={OWN}".replace("'", '"'), "ensemble.size=6", "rounds.max_rounds=2"]
     changes += ['ppo.scoring.safety_categories=["harmful","rude"]', "ppo.guard.num_held_out=2"]
     changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
     config = apply_changes(recipe_named("smoke"), parse_overrides(changes))

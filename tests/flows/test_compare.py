@@ -112,9 +112,16 @@ def test_the_plan_has_the_judges() -> None:
     assert rows["win_matrix"].stage.step == rows["judged_good"].stage.step + 1
 
 
-def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
-    arms = tuple(ARMS)
-    changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_every_arm_there_is_can_be_compared(submitted: Submitted, is_outside: bool) -> None:
+    """Those of a run's own scorers, and those that a reward from outside can score."""
+    changes: dict[str, Any] = {"ensemble": {"size": 5}}
+    if is_outside:
+        arms = tuple(name for name, arm in ARMS.items() if not arm.is_about_scorer)
+        changes["reward"] = {"function": "json.decoder:py_scanstring"}
+    else:
+        arms = tuple(name for name, arm in ARMS.items() if arm.scorer != "reward")
+        changes["ppo"] = {"scoring": {"judge": {"gold_accuracy": 0.8}}}
     (config,) = configs_of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
     experiment.compare(run := Run(config))
@@ -220,7 +227,7 @@ def _check_judges(matrix: dict[str, Any]) -> None:
 # The kinds: PPO, a loss on pairs, and a choice that trains nothing.
 FEW = (("vanilla", "dpo", "best_of_n"), ())
 EVERY = (
-    tuple(arm for arm in ARMS if arm not in ("full", "cpl")),
+    tuple(arm for arm in ARMS if arm not in ("full", "cpl", "ppo_max_external")),
     ("ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"),
 )
 # 1 + 4 steps of 16 responses; vanilla has no step for the critic alone. Two times 10 prompts, of 4

@@ -76,22 +76,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pair = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "category": "x"}
     rows = {f"{split}.jsonl": json.dumps(pair) + "\n" for split in ("train", "validation", "test")}
     publish("preferences", "comparisons", rows)
-    flipped = json.dumps({**pair, "is_flipped": True, "label": 1.0, "weight": 1.0}) + "\n"
-    publish("relabelled", "relabel", {"train.jsonl": flipped})
+    flipped = {**pair, "is_flipped": True, "label": 1.0, "weight": 1.0}
+    publish("relabelled", "relabel", {"train.jsonl": json.dumps(flipped) + "\n"})
     for role in ("member_0", "member_1", "reward_model"):
         publish(role, "reward_model", model({"0": "reward"}))
     publish("advantage_model", "advantage_model", model(LABELS))
     weights = {"model/model.safetensors": {"a": np.ones(1)}}
     publish("policy_full", "ppo_max", {**model({}), **weights, "x.jsonl": ""})
-
     config = apply_changes(recipe_named("smoke"), {"seed": 3, "ppo": {"kl_coef": 0.3}})
     name = name_run(config, "rlhf", "mine")
     write_run(home / "reports/mine", {**name.about, "made": {"command": name.command}})
-    scorer = {
-        "role": "advantage_model",
-        **dict.fromkeys(FIGURES, ESTIMATE),
-        "categories": {"x": {"accuracy": ESTIMATE}},
-    }
+    scorer = {"role": "advantage_model", **dict.fromkeys(FIGURES, ESTIMATE)}
+    scorer["categories"] = {"x": {"accuracy": ESTIMATE}}
     card = {
         "verdict": {"policy": "full", "sentence": "", "details": []},
         "lineage": entries,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.command import trimtab
+from tests.flows.command import SECONDS, start
 from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.config.config import ConfigError, RunConfig
 from trimtab.flows.config.over_seeds import study_config
@@ -143,6 +143,14 @@ def test_what_is_not_there_is_said_before_the_run(tmp_path: Path) -> None:
 LENGTH = "def length(prompts, responses):\n    return [len(r.split()) for r in responses]\n"
 
 
+def _run(home: Path, *arguments: str) -> str:
+    """A command of its own process, in the current folder."""
+    process = start(home, "run", "smoke", *arguments)
+    output = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, output
+    return output
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_a_run_by_a_function_and_judges_from_outside(
@@ -157,7 +165,7 @@ def test_a_run_by_a_function_and_judges_from_outside(
         f"held_out_rewards=[{{model: {judge}}}]",
         _arms("ppo_max_external", "best_of_n"),
     )
-    trimtab(home, "run", "smoke", *settings, "--name", "mine")
+    _run(home, *settings, "--name", "mine")
     card = json.loads((home / "reports/mine/scorecard.json").read_text())
     stages = {entry["role"]: entry for entry in card["lineage"]}
     assert not {"member_0", "advantage_model", "strength"} & stages.keys()
@@ -167,15 +175,16 @@ def test_a_run_by_a_function_and_judges_from_outside(
             parent = stages[role]["parents"]["judge_0"]
             assert parent["key"] == stages["held_out_reward_0"]["key"]
     assert stages["reward"]["parents"]["content_0"]["stage"] == "raw"
-    (folder,) = home.glob(f"store/artifacts/evaluate/{stages['eval_best_of_n']['key']}/*")
-    rows = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    key = stages["eval_best_of_n"]["key"]
+    (path,) = home.glob(f"store/artifacts/evaluate/{key}/*/responses.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows and all(row["score"] == len(row["response"].split()) for row in rows)
 
-    found = trimtab(home, "run", "smoke", *settings, "--name", "again")
+    found = _run(home, *settings, "--name", "again")
     count = len({entry["key"] for entry in card["lineage"]})
     assert f"{count} of {count} stages before the report were found in the store" in found
     (tmp_path / "my_rewards.py").write_text(LENGTH.replace("r.split()", "r"))
-    trimtab(home, "run", "smoke", *settings, "--name", "changed")
+    _run(home, *settings, "--name", "changed")
     other = json.loads((home / "reports/changed/scorecard.json").read_text())
     keys = {entry["role"]: entry["key"] for entry in other["lineage"]}
     same = {role for role, key in keys.items() if key == stages[role]["key"]}

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from trimtab.flows.config.config import require_flow
+from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import MACHINES, recipe_named
 from trimtab.flows.runs.plan import Plan, make_plan
@@ -92,6 +94,25 @@ def test_meta_rm_may_be_in_every_round_and_start_anew_in_each() -> None:
     assert "meta_rm_1" not in _steps(
         _plan("smoke", *settings, 'arms=["ppo_max_am"]', flow="policy")
     )
+
+
+def test_the_flow_reward_trains_the_scorers_that_are_named() -> None:
+    """MetaRM from round 1 on starts from an Advantage Model."""
+    settings = ("rounds.meta_rm_from=1", "scorers=reward_model")
+    both = set(_steps(_plan("smoke", settings[0], flow="reward")))
+    one = set(_steps(_plan("smoke", *settings, flow="reward")))
+    assert both - one == {"advantage_model", "meta_rm_1"} and "reward_model" in one
+    named = set(_steps(_plan("reward", "preferences.sources=s3://pairs", flow="reward")))
+    assert {"base", "advantage_model"}.isdisjoint(named)
+    assert {"sft", "trunk", "embedding_linear", "self_test", "audit", "reward_model"} <= named
+
+
+@pytest.mark.parametrize("flow", ["rlhf", "policy", "compare", None])
+def test_flows_with_policies_need_both_scorers(flow: str | None) -> None:
+    config = apply_changes(recipe_named("smoke"), {"scorers": ["advantage_model"]})
+    require_flow(config, "reward")
+    with pytest.raises(ConfigError, match="scorers: found advantage_model; allowed: reward_model"):
+        require_flow(config, flow)
 
 
 def test_a_judge_of_the_pairs_is_there_where_it_is_asked_for() -> None:

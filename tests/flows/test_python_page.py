@@ -30,7 +30,6 @@ def test_the_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / ".trimtab"))
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     _file(tmp_path)
     base = save_tiny(tmp_path / "base")
     assert ALL_LAYERS is not None and len(EXAMPLES) == 8

@@ -59,10 +59,10 @@ def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
     submit_arms(ALL["methods-frontier"], SharedRun(recipe_named("smoke")))
     for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
         assert submitted.count(stage) == 1
-    # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection
-    # sampling twice for every K.
+    # Four strengths an arm; five of PPO, three of them without a critic; ReST samples once for all
+    # of its thresholds, rejection sampling twice for every K.
     counts = {
-        "ppo_max": 8,
+        "ppo_max": 5 * 4,
         "dpo": 4,
         "cpl": 4,
         "rest": 4,
@@ -70,7 +70,7 @@ def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
         "sample_responses": 9,
     }
     assert {stage: submitted.count(stage) for stage in counts} == counts
-    assert submitted.count("evaluate") == 1 + 4 * 7
+    assert submitted.count("evaluate") == 1 + 4 * 10
 
 
 def test_noise_is_told_by_the_calibrated_vote(monkeypatch: pytest.MonkeyPatch) -> None:

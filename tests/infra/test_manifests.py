@@ -130,7 +130,7 @@ def test_the_image_has_what_flow_runs_on_gpus_need() -> None:
     text = "\n".join(lines).replace("\\\n", " ")
     [extras] = re.findall(r"pip install '\.\[([\w,-]+)\]' -c constraints\.txt", text)
     project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
-    not_of_runs = {"docs", "study", "test"}
+    not_of_runs = {"docs", "study", "test", "trl"}
     assert set(extras.split(",")) == set(project["optional-dependencies"]) - not_of_runs
     [packages] = re.findall(r"apt-get install -y --no-install-recommends ([\w +-]+?) *&&", text)
     assert "g++" in packages.split()

@@ -234,4 +234,10 @@ def test_a_port_that_is_taken_is_said_and_answers_do_not_wait(
         assert _main(monkeypatch, None, {"port": port}) == 2
     assert f"--port {port}: found Address already in use" in capsys.readouterr().err
     with program.bind("::1", 0) as six:
-        assert six.family == socket.AF_INET6
+        assert program.listen(six, 1) == f"http://[::1]:{six.getsockname()[1]}"
+    with program.bind("127.0.0.1", 0) as one:
+        port = one.getsockname()[1]
+        with program.bind("127.0.0.1", port) as two:  # while neither listens
+            assert program.listen(one, 1) == f"http://127.0.0.1:{port}"
+            with pytest.raises(program.ServeError, match=f"--port {port}: found Address already"):
+                program.listen(two, 1)

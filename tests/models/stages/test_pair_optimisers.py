@@ -265,7 +265,7 @@ def test_the_baseline_of_kto_is_that_of_its_batch(
         (DPO, {}),
         (DPO, {"lora": LoraConfig(rank=4)}),
         (CPL, {"trainable_layers": 1}),
-        (_with_loss("kto"), {"dropout": 0.1}),
+        (_with_loss("kto"), {"dropout": 0.1, "trainable_layers": 1}),
         (_with_loss("orpo"), {}),
     ],
 )
