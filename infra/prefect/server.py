@@ -66,6 +66,9 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
+        # Connections inherit it (Linux). asyncio, which takes the socket for a Unix one as uvicorn
+        # says so, does not set it: an answer would wait for 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "trimtab.infra.prefect.server", str(listener.fileno())],
