@@ -123,8 +123,9 @@ class ActorCritic:
                 self.config, advantages[at], experience.response_mask[at]
             )
             advantages = advantages.index_copy(0, at, treated)
-        of_kl = (experience.ref_logprobs, experience.kl_coef, experience.old_logprobs)
-        values = (old, advantages, *of_kl)
+        values: tuple[Tensor, ...] = (old, advantages)
+        if self.config.objective.kl_in == "loss":
+            values += (experience.ref_logprobs, experience.kl_coef, experience.old_logprobs)
         by_token = self.config.objective.loss_mean == "token"
         data = _training_rows(experience, values, by_token=by_token)
         limit = self.config.micro_batch_tokens
@@ -185,13 +186,12 @@ def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
 
     def loss_function(batch: PackedBatch, targets: Targets) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
-        old, advantages, ref_logprobs, kl_coef, sampling_logprobs = _batch_targets(
-            targets, mask.shape[1]
-        )
+        old, advantages, *of_kl = _batch_targets(targets, mask.shape[1])
         loss, metrics = policy_loss(
             logprobs, old, advantages, mask, clips, objective.ratio_of, mean
         )
         if objective.kl_in == "loss":
+            ref_logprobs, kl_coef, sampling_logprobs = of_kl
             sampled = sampling_logprobs if objective.kl_bias_correction else None
             penalty, more = kl_loss(
                 logprobs, ref_logprobs, mask, kl_coef, objective.kl_estimator, mean, sampled
