@@ -26,6 +26,11 @@ Array = NDArray[Any]
 HEAD, EXPECTED = "score.weight", "expected_reward"
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 TEXTS = ("prompt", "chosen", "rejected")
+# Of `rope_parameters`, and by what names transformers 4 has them, GPT-NeoX by the second.
+POSITIONS = {
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+}
 
 
 class NoProbabilityError(ValueError):
@@ -99,9 +104,11 @@ def name_for_transformers_4(folder: Path) -> None:
     rope = config.get("rope_parameters") or {}
     local = rope.get("sliding_attention", {})
     rope = rope.get("full_attention", rope)
-    if "rope_theta" in rope:
-        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-        config["rope_theta"] = rope["rope_theta"]
+    for name, former in POSITIONS.items():
+        if name in rope:
+            config |= dict.fromkeys(former, rope[name])
+    scaling = {name: value for name, value in rope.items() if name not in POSITIONS}
+    if scaling:
         config["rope_scaling"] = scaling if scaling.get("rope_type") != "default" else None
     if "rope_theta" in local:
         config["rope_local_base_freq"] = local["rope_theta"]

@@ -424,6 +424,24 @@ def test_both_bases_of_positions_are_named(tmp_path: Path) -> None:
     assert found == [2e6, None, 3e4]
 
 
+@pytest.mark.parametrize("kind", ["phi", "gpt_neox"])
+def test_the_share_of_a_head_that_positions_turn_is_named(tmp_path: Path, kind: str) -> None:
+    base = next(each for each in TRAINED if each.kind == kind)
+    write_base(tmp_path, kind, next(iter(base.variants.values())), has_template=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"] |= {"partial_rotary_factor": 0.75, "rope_theta": 300.0}
+    path.write_text(json.dumps(config))
+    name_for_transformers_4(tmp_path)
+    config = json.loads(path.read_text())
+    names = {
+        "phi": ("partial_rotary_factor", "rope_theta"),
+        "gpt_neox": ("rotary_pct", "rotary_emb_base"),
+    }
+    assert [config[name] for name in names[kind]] == [0.75, 300.0]
+    assert config["rope_scaling"] is None
+
+
 @pytest.mark.slow
 def test_the_tokenizer_of_every_supported_model_ends_texts(tmp_path: Path) -> None:
     for base in TRAINED:
