@@ -21,7 +21,8 @@ except metadata.PackageNotFoundError:  # run from a checkout that is not install
 # The names, by the modules that they are loaded from; __init__.pyi has them for type checkers.
 _MODULES = {
     "trimtab.flows.api.calls": ("audit", "run", "train_reward"),
-    "trimtab.flows.api.results": ("AuditResult", "Interval", "RewardResult", "RunResult"),
+    "trimtab.flows.api.results": ("AuditResult", "RewardResult", "RunResult"),
+    "trimtab.models.statistics.measured": ("Estimate",),
     "trimtab.models.training.reward_function": ("RewardModel",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -4,9 +4,9 @@ from trimtab.flows.api.calls import audit as audit
 from trimtab.flows.api.calls import run as run
 from trimtab.flows.api.calls import train_reward as train_reward
 from trimtab.flows.api.results import AuditResult as AuditResult
-from trimtab.flows.api.results import Interval as Interval
 from trimtab.flows.api.results import RewardResult as RewardResult
 from trimtab.flows.api.results import RunResult as RunResult
+from trimtab.models.statistics.measured import Estimate as Estimate
 from trimtab.models.training.reward_function import RewardModel as RewardModel
 
 __version__: str

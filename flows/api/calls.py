@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trimtab.flows.api.process import call
-from trimtab.flows.api.results import AuditResult, Interval, RewardResult, RunResult
+from trimtab.flows.api.results import AuditResult, RewardResult, RunResult
 from trimtab.flows.cli.environment import make_home
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.overrides import format_overrides
 from trimtab.flows.config.paths import merge_changes, nested, short
 from trimtab.infra.settings import Settings
+from trimtab.models.statistics.measured import Estimate
 
 PathLike = str | os.PathLike[str]
 Pairs = PathLike | Sequence[PathLike] | Iterable[Mapping[str, Any]] | Any
@@ -110,7 +111,7 @@ def train_reward(
     arguments = _arguments(pairs, columns, changes, options, settings)
     numbers = call("reward", arguments, progress=progress)
     accuracy, error = (
-        Interval(**numbers[measure]) if numbers[measure] else None
+        Estimate(**numbers[measure]) if numbers[measure] else None
         for measure in ("accuracy", "calibration_error")
     )
     return RewardResult(

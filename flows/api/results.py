@@ -6,7 +6,7 @@ import html
 import json
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,27 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.flows.cli.export import export
 from trimtab.infra.settings import Settings
+from trimtab.models.reporting.kit.html import new_environment
+from trimtab.models.statistics.measured import Estimate
 
 if TYPE_CHECKING:
     import pandas
 
     from trimtab.models.training.reward_function import RewardModel
 
-STYLE = "max-width: 60em; text-align: left"
 HEIGHT = 800  # pixels of a page in a notebook
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number measured on `count` cases, and its 95 % interval from `low` to `high`."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -113,7 +101,9 @@ class RunResult:
     def _repr_html_(self) -> str:
         """The answer, a small table, warnings, and where the page is."""
         first, *details = self._answer() or [self.name]
-        return _render(first, [*details, *self._warnings()], self._rows(), self.page)
+        template = new_environment().get_template("notebook.html.j2")
+        lines = [*details, *self._warnings()]
+        return template.render(title=first, rows=self._rows(), lines=lines, page=self.page)
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,8 +159,8 @@ class RewardResult(RunResult):
     """
 
     model: Path
-    accuracy: Interval | None
-    calibration_error: Interval | None
+    accuracy: Estimate | None
+    calibration_error: Estimate | None
     num_trained_pairs: int
 
     def load(self) -> RewardModel:
@@ -197,17 +187,3 @@ def _is_notebook() -> bool:
     """Whether this is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
-
-
-def _render(title: str, lines: Sequence[str], rows: Sequence[tuple[str, str]], page: Path) -> str:
-    """A table with a title, lines below it, and the address of a page."""
-    shown = html.escape
-    cells = "".join(
-        f'<tr><th style="{STYLE}">{shown(name)}</th><td style="{STYLE}">{shown(value)}</td></tr>'
-        for name, value in rows
-    )
-    below = "".join(f"<div>{shown(line)}</div>" for line in lines)
-    return (
-        f'<div style="{STYLE}"><b>{shown(title)}</b><table>{cells}</table>{below}'
-        f"<div>Page: <code>{shown(str(page))}</code>; <code>.show()</code> opens it</div></div>"
-    )

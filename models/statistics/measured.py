@@ -24,6 +24,9 @@ class Interval:
             return "better"
         return "worse" if self.high < 0 else "not clear"
 
+    def __str__(self) -> str:
+        return self.text(".3f")
+
     def text(self, form: str, scale: float = 1, unit: str = "") -> str:
         """value, unit and [low, high], each times `scale` and as the format says."""
         value, low, high = (
