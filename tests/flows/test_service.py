@@ -154,7 +154,7 @@ def test_a_run_takes_no_files_no_keys_and_asks_nobody_else(running: Running) -> 
             "sources: 's3://trimtab/artifacts'",
         ),
         *("preferences.sources: 'who/ever' of the hub", "sft.model.base: the path '/etc'"),
-        f"judge.endpoint: {attacker.address!r} may not be asked",
+        f"judge.endpoint: {attacker.address.rstrip('/')!r} may not be asked",
         "judge.constitution: the path '/etc/passwd'",
         "relabel.review: the path '/etc/passwd'",
     ):
