@@ -1,17 +1,19 @@
 """Hooks of mkdocs: pages that are made when the site is built, and links to files of the root.
 
-`CONTRIBUTING.md`, `CHANGELOG.md` and `SECURITY.md` are pages of the site too. reference/settings.md
-is made of the configuration's own descriptions, reference/api.md and reference/functional.md of
-docstrings, which are read and not imported.
+`CONTRIBUTING.md`, `CHANGELOG.md` and `SECURITY.md` are pages of the site too, and so is every
+notebook, with its outputs. reference/settings.md is made of the configuration's own descriptions,
+reference/api.md and reference/functional.md of docstrings, which are read and not imported.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -24,6 +26,7 @@ from trimtab.flows.config.paths import section_of
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 TRL = "trimtab.models.training.trl_reward"
 WIDTH = 96
 Definition = ast.FunctionDef | ast.ClassDef
@@ -43,13 +46,47 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {"settings": settings_page, "api": api_page, "functional": functional_page}
     for name, page in made.items():
         files.append(File.generated(config, f"reference/{name}.md", content=page()))
+    for path in NOTEBOOKS:
+        files.append(File.generated(config, _page_of(path), content=notebook_page(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to pages of the root lead to their place in the site."""
+    """Let links to pages of the root lead to their place in the site, and to notebooks' pages."""
+    if page.file.src_uri not in {_page_of(path) for path in NOTEBOOKS}:
+        markdown = re.sub(r"\]\(([^)]+)\.ipynb\)", r"](\1.md)", markdown)
     to_root = "../" * page.file.src_uri.count("/")
     return re.sub(rf"\]\((?:\.\./)+({'|'.join(ROOT_PAGES)})", rf"]({to_root}\1", markdown)
+
+
+def _page_of(notebook: Path) -> str:
+    return notebook.relative_to(ROOT / "docs").with_suffix(".md").as_posix()
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook in Markdown: its texts, code and outputs, and where to get it."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        else:
+            parts += [f"```python\n{text}\n```", *map(_output, cell["outputs"])]
+    return "\n\n".join([*parts, f"[The notebook]({path.name}), to run it."])
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "image/png" in data:
+        image = "".join(data["image/png"].split())
+        return (
+            f'<img alt="the figure that the code above draws" src="data:image/png;base64,{image}">'
+        )
+    if "text/html" in data:
+        lines = "".join(data["text/html"]).splitlines()
+        body = "\n".join(line.strip() for line in lines if line.strip())  # no empty line: Markdown
+        return f"<div>\n{body.removesuffix('<p>')}\n</div>"  # transformers leaves its <p> open
+    return f"```text\n{''.join(data['text/plain']).rstrip()}\n```"
 
 
 def settings_page() -> str:
