@@ -174,14 +174,14 @@ EXTERNAL_VOTES = StageSpec(
     doc="Votes on the pairs from a file of the user's.",
     label="external votes",
 )
-EXTERNAL_REWARD_MODEL = StageSpec(
-    "external_reward_model",
-    reward.ExternalRewardModelConfig,
+EXTERNAL_REWARD_VOTES = StageSpec(
+    "external_reward_votes",
+    external_reward.ExternalRewardVotesConfig,
     "gpu",
     required=("preferences",),
     files=("content",),
-    doc="Scores of the pairs by a reward model of the user's.",
-    label="external reward model",
+    doc="Scores of the pairs by a reward model, a reward server or a function of the user's.",
+    label="external reward votes",
 )
 STRENGTH = StageSpec(
     "strength",

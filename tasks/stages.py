@@ -23,9 +23,8 @@ from trimtab.infra.store.fetch import is_remote
 from trimtab.infra.store.manifest import StoreUnavailableError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.external_reward import ExternalRewardVotesConfig, RewardConfig
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import SPECS, StageSpec
 from trimtab.tasks.access import require_access
@@ -180,14 +179,9 @@ def _review(config: Any) -> dict[str, ArtifactRef]:
     return {} if config.review is None else {"review": import_review(config.review)}
 
 
-def _content_of_model(config: ExternalRewardModelConfig) -> dict[str, ArtifactRef]:
-    """The digest of a model's folder, so that a changed model is asked anew; it is not copied."""
-    require_access(config)
-    folder = Path(config.model).expanduser()
-    return {"content": publish_digest(folder)} if folder.is_dir() else {}
-
-
-def _content_of_reward(config: RewardConfig) -> dict[str, ArtifactRef]:
+def _content_of_reward(
+    config: RewardConfig | ExternalRewardVotesConfig,
+) -> dict[str, ArtifactRef]:
     """The digests of folders and of functions' sources, so that a changed one is asked anew."""
     require_access(config)
     content = []
@@ -206,7 +200,7 @@ def _judge_constitution(config: Any) -> dict[str, ArtifactRef]:
 HOOKS: Final[Mapping[str, Hooks]] = {
     "preferences": Hooks(files=_preference_files, on_result=_log_account),
     "external_votes": Hooks(files=lambda config: {"votes": import_source(config.source)}),
-    "external_reward_model": Hooks(files=_content_of_model),
+    "external_reward_votes": Hooks(files=_content_of_reward),
     "external_reward": Hooks(files=_content_of_reward),
     "relabel": Hooks(files=_review),
     "revise": Hooks(files=lambda config: import_constitution(config.constitution)),

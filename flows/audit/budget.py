@@ -81,7 +81,8 @@ def voters_for(
     total = SECONDS_OF_AN_AUDIT + SECONDS_A_TOKEN * amount.answer_tokens * CORES / cores
     names = [STRENGTH_NAMES[model.name] for model in config.embedding_models]
     ensemble = config.ensemble
-    yours = [*map(last_part, (*ensemble.scores, *ensemble.reward_models))]
+    yours = [*map(last_part, ensemble.scores)]
+    yours += [reward.short_label for reward in ensemble.rewards]
     yours += [judge.name for judge in ensemble.judges]
     beside = f", beside yours ({', '.join(yours)})" if yours else ""
     models = [model.model_dump(mode="json") for model in (*config.embedding_models, STATES)]

@@ -32,6 +32,7 @@ from trimtab.models.reporting.kit.audit_words import changes_made, really_wrong
 
 # A setting to change: sections and a field, e.g. relabel.flip_below=0.
 SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
+OPTIONS = AUDIT_OPTIONS | {"ensemble.rewards": "--reward-model", "ensemble.judges": "--judge"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def audit_files(
     by_path = {
         "relabel.review": options.review,
         "ensemble.scores": list(options.votes),
-        "ensemble.reward_models": list(options.reward_models),
+        "ensemble.rewards": [{"model": model} for model in options.reward_models],
         "ensemble.judges": judges_of(options.judges, options.judge_pairs),
     }
     changes = changes_of_audit(sources, overrides, options.columns, by_path)
@@ -94,15 +95,13 @@ def changes_of_audit(
     """The changes of an audit of these files to its recipe; ConfigError where there is no file.
 
     columns: their names in the files, as `chosen=A,rejected=B`. options: settings by path that
-    AUDIT_OPTIONS and --judge give.
+    OPTIONS give.
     """
     changes = parse_overrides(overrides)
     for path, value in (options or {}).items():
         if value:
             if _is_changed(path, changes):
-                raise ConfigError(
-                    f"found {AUDIT_OPTIONS.get(path, '--judge')} and {path}; allowed: one of them"
-                )
+                raise ConfigError(f"found {OPTIONS[path]} and {path}; allowed: one of them")
             changes = merge_changes(nested(path, value), changes)
     preferences: dict[str, Any] = {"sources": list(sources)} if sources else {}
     if columns is not None:

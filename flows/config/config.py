@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from trimtab.flows.config.errors import ConfigError
 from trimtab.flows.config.paths import explain, short
@@ -25,7 +25,7 @@ from trimtab.models.config.base import (
     values_in_key,
 )
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
-from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.external_reward import RewardConfig, RewardMemberConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
     JudgeAnswersConfig,
@@ -99,9 +99,9 @@ class EnsembleConfig(StageConfig):
     """Files of votes that you have already, each one more voter: rows with a pair's `id` or `line`,
     and `chosen_score` and `rejected_score`, or one `vote`, positive where the label is right
     (votes=embedding_models)"""
-    reward_models: tuple[str, ...] = Field((), max_length=100)
-    """Reward models that you have, each one more voter: folders or hub ids of
-    AutoModelForSequenceClassification with one label, in safetensors (votes=embedding_models)"""
+    rewards: tuple[RewardMemberConfig, ...] = Field((), max_length=100)
+    """Reward models, reward servers and Python functions that you have, each one more voter
+    (votes=embedding_models)"""
     judges: tuple[VotingJudgeConfig, ...] = Field((), max_length=20)
     """Language models that compare the answers of the pairs, each one more voter
     (votes=embedding_models)"""
@@ -109,13 +109,24 @@ class EnsembleConfig(StageConfig):
     """Reward models that vote beside embedding models (votes=embedding_models); none: no such"""
     member: RewardModelConfig = RewardModelConfig()
 
+    @field_validator("rewards")
+    @classmethod
+    def _rate_nothing(cls, rewards: tuple[RewardMemberConfig, ...]) -> Any:
+        for reward in rewards:
+            if reward.judge is not None:
+                raise ValueError(
+                    f"judge must be none, found {reward.label}: judges compare answers, as "
+                    "ensemble.judges"
+                )
+        return rewards
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         require_different("votes", self.votes)
         # The page names a voter by the last part of its path, or by its name.
         external = {
             "scores": [last_part(path) for path in self.scores],
-            "reward_models": [last_part(path) for path in self.reward_models],
+            "rewards": [reward.short_label for reward in self.rewards],
             "judges": [judge.name for judge in self.judges],
         }
         for name, voters in external.items():
@@ -431,9 +442,9 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             "scorers and policies are measured on these pairs"
         )
     base = config.sft.model.base
-    if base is not None and config.ensemble.reward_models:
+    if base is not None and any(reward.model for reward in config.ensemble.rewards):
         yield (  # which has no turns that can be told
-            f"sft.model.base must be none with ensemble.reward_models, found {base!r}: its "
+            f"sft.model.base must be none with ensemble.rewards.model, found {base!r}: its "
             "chat template would write the prompts, which a reward model reads by its own"
         )
     if config.is_synthetic and config.preferences.demonstrations:

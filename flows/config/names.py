@@ -50,7 +50,6 @@ NUM_HEX = 8  # of a sha256
 COLUMNS = "preferences.columns."
 AUDIT_OPTIONS = {
     "ensemble.scores": "--votes",
-    "ensemble.reward_models": "--reward-model",
     "relabel.review": "--apply",
 }
 OPTIONS = {"audit": AUDIT_OPTIONS, "reward": {"sft.model.base": "--base"}}

@@ -10,13 +10,13 @@ from trimtab.flows.pipeline.data import scorer_base, submit_trunk, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.base import last_part
+from trimtab.models.config.external_reward import ExternalRewardVotesConfig
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
     CrossFittedConfig,
     EmbeddingModelConfig,
     EmbeddingsConfig,
-    ExternalRewardModelConfig,
     ExternalVotesConfig,
     RewardModelConfig,
     StrengthConfig,
@@ -148,10 +148,10 @@ def _external_voters(ensemble: EnsembleConfig) -> Iterator[tuple[str, str, specs
             specs.EXTERNAL_VOTES,
             votes,
         )
-    for index, name in enumerate(ensemble.reward_models):
-        model = ExternalRewardModelConfig(model=name, precision=ensemble.member.train.precision)
-        label = f"reward model {last_part(name)}"
-        yield f"external_reward_model_{index}", label, specs.EXTERNAL_REWARD_MODEL, model
+    for index, reward in enumerate(ensemble.rewards):
+        config = ExternalRewardVotesConfig(reward=reward, precision=ensemble.member.train.precision)
+        role = f"external_reward_votes_{index}"
+        yield role, reward.short_label, specs.EXTERNAL_REWARD_VOTES, config
     for index, judge in enumerate(ensemble.judges):
         label = f"judge {judge.name}"
         yield f"external_judge_{index}", label, specs.JUDGE_PREFERENCES, judge.comparing()
@@ -163,9 +163,10 @@ def _add_external_voters(run: Run) -> None:
         if spec is specs.JUDGE_PREFERENCES:
             seeded = run.seeded(config)
             run[role] = run.submit_to_judge(spec, seeded, preferences=pairs, label=label)
+        elif spec is specs.EXTERNAL_REWARD_VOTES:
+            run[role] = run.submit_to_reward(spec, config, preferences=pairs, label=label)
         else:
-            cores = ALL_CORES if spec is specs.EXTERNAL_REWARD_MODEL else ONE_CORE
-            run[role] = run.submit(spec, config, preferences=pairs, label=label, resources=cores)
+            run[role] = run.submit(spec, config, preferences=pairs, label=label, resources=ONE_CORE)
 
 
 def _prepare_base(run: Run, config: CrossFittedConfig) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from trimtab.flows.pipeline.data import prompts_for, scorer_base, strength_for, trunk_for
 from trimtab.flows.pipeline.run import Future, Run
 from trimtab.models import specs
 from trimtab.models.config.external_reward import RewardConfig
-from trimtab.tasks.resources import ALL_CORES, ONE_CORE, Resources, Slot
+from trimtab.tasks.resources import Resources, Slot
 
 
 def bring_rewards(run: Run) -> None:
@@ -21,15 +19,9 @@ def bring_rewards(run: Run) -> None:
 
 
 def _bring(run: Run, reward: RewardConfig) -> Future:
-    has_model = any(
-        member.model or (member.judge and member.judge.local_model) for member in reward.members
-    )
-    return run.submit(
-        dataclasses.replace(specs.EXTERNAL_REWARD, device="gpu" if has_model else "cpu"),
-        reward,
-        preferences=run["preferences"],
-        label=reward.label,
-        resources=ALL_CORES if has_model else ONE_CORE,
+    pairs = run["preferences"]
+    return run.submit_to_reward(
+        specs.EXTERNAL_REWARD, reward, preferences=pairs, label=reward.label
     )
 
 

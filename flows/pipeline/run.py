@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from trimtab.flows.config.config import NUM_JUDGES, RunConfig, seeded
 from trimtab.flows.config.names import registered_model_name
 from trimtab.infra.settings import Settings
+from trimtab.models.config.external_reward import ExternalRewardVotesConfig, RewardConfig
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.data.records import ArtifactRef
@@ -26,7 +27,7 @@ from trimtab.models.specs import StageSpec
 from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import PREFIX
-from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
+from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources
 from trimtab.tasks.stages import TASKS, asset_task
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -116,6 +117,20 @@ class Run:
             return self.submit(spec, config, **keywords)
         on_gpu = dataclasses.replace(spec, device="gpu")
         return self.submit(on_gpu, config, resources=ALL_CORES, **keywords)
+
+    def submit_to_reward(
+        self,
+        spec: StageSpec,
+        config: RewardConfig | ExternalRewardVotesConfig,
+        **keywords: Any,
+    ) -> Future:
+        """Submit a stage that scores by a reward from outside; a model has a GPU and all cores."""
+        has_model = any(
+            member.model or (member.judge and member.judge.local_model) for member in config.members
+        )
+        spec = dataclasses.replace(spec, device="gpu" if has_model else "cpu")
+        resources = ALL_CORES if has_model else ONE_CORE
+        return self.submit(spec, config, resources=resources, **keywords)
 
     def result(self, role: str) -> StageResult:
         """Wait for a role's artifact; raises the run's first failure, not its consequences."""

@@ -395,7 +395,7 @@ def _check_model(name: str, base: str, findings: Findings) -> None:
 
 def _check_rewards(config: RunConfig, findings: Findings) -> None:
     """Reward models, and functions, that somebody else has made, as far as they are seen here."""
-    models = [("ensemble.reward_models", model) for model in config.ensemble.reward_models]
+    models = []
     for path, section in sections_of(config):
         if not isinstance(section, RewardMemberConfig):
             continue

@@ -10,8 +10,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from trimtab.models.config.base import Rows, StageConfig, Weight
+from trimtab.models.config.base import Rows, StageConfig, Weight, last_part
 from trimtab.models.config.judge import JudgeConfig, ServerConfig, Variable, plain_address, rating
+from trimtab.models.config.training import Precision
 
 # package.module:function
 FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -84,6 +85,11 @@ class RewardMemberConfig(StageConfig):
             return f"judge {endpoint.model if endpoint else self.judge.local_model or 'gold'}"
         return f"reward {'model' if self.model else 'function'} {self.model or self.function}"
 
+    @property
+    def short_label(self) -> str:
+        """The same without the folders that a model lies in, for pages that others may see."""
+        return f"reward model {last_part(self.model)}" if self.model else self.label
+
     def _problems(self) -> Iterator[str]:
         if len(self.kinds) != 1:
             allowed = [name for name in type(self).model_fields if name in KINDS]
@@ -122,3 +128,16 @@ class RewardConfig(RewardMemberConfig):
         yield from super()._problems()
         if len(self.panel) == 1:
             yield "panel must have 2 to 20 members, found 1: give it without a panel"
+
+
+class ExternalRewardVotesConfig(StageConfig):
+    """Scores of the pairs by a reward that the user has."""
+
+    reward: RewardMemberConfig
+    precision: Precision = "auto"
+    """Data type of the products of a reward model's layers"""
+
+    @property
+    def members(self) -> tuple[RewardMemberConfig, ...]:
+        """The one reward."""
+        return (self.reward,)

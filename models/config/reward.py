@@ -67,15 +67,6 @@ class ExternalVotesConfig(StageConfig):
     s3:// address"""
 
 
-class ExternalRewardModelConfig(StageConfig):
-    """Scores of the pairs by a reward model that the user has."""
-
-    model: str = Field(min_length=1)
-    """Folder or hub id of an AutoModelForSequenceClassification with one label, in safetensors"""
-    precision: Precision = "auto"
-    """Data type of the layers' products"""
-
-
 # Other treatments of labels, with the values that turn them off: all go by the label that is seen.
 BY_LABEL_SEEN = {
     "flip_fraction": None,

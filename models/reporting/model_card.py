@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab.models.config.base import last_part
+from trimtab.models.config.external_reward import RewardMemberConfig
 from trimtab.models.reporting.export import ExportedScorer
 from trimtab.models.reporting.kit.audit_words import agreement, changes_made, finding, reliability
 from trimtab.models.reporting.kit.html import new_environment
@@ -36,13 +37,16 @@ FIGURES = {
 # Roles, by their beginning, that are made before labels are treated.
 UNTREATED = ("sft", "member_", "cross_fitted_member_")
 # Roles of voters beside embedding models; of those that the user has, by kind, the setting that
-# names them and what they are called.
+# names them and what one of its values is called.
 CROSS_FITTED = re.compile(r"cross_fitted_(\d+)")
-EXTERNAL = re.compile(r"external_(votes|reward_model|judge)_(\d+)")
-EXTERNAL_NAMES = {
-    "votes": ("ensemble.scores", "votes of"),
-    "reward_model": ("ensemble.reward_models", "reward model"),
-    "judge": ("ensemble.judges", "judge"),
+EXTERNAL = re.compile(r"external_(votes|reward_votes|judge)_(\d+)")
+EXTERNAL_NAMES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "votes": ("ensemble.scores", lambda path: f"votes of {last_part(path)}"),
+    "reward_votes": (
+        "ensemble.rewards",
+        lambda reward: RewardMemberConfig.model_validate(reward).short_label,
+    ),
+    "judge": ("ensemble.judges", lambda judge: f"judge {judge['name']}"),
 }
 MODEL = {"library_name": "transformers"}
 METADATA: dict[str, dict[str, Any]] = {
@@ -159,10 +163,8 @@ def _voters(exported: Exported) -> str:
         elif match := CROSS_FITTED.fullmatch(role):
             voters.append(f"reward model {int(match[1]) + 1}")
         elif match := EXTERNAL.fullmatch(role):
-            path, words = EXTERNAL_NAMES[match[1]]
-            source = exported.settings[path][int(match[2])]
-            name = source["name"] if isinstance(source, Mapping) else last_part(source)
-            external.append(f"{words} {name}")
+            path, name_of = EXTERNAL_NAMES[match[1]]
+            external.append(name_of(exported.settings[path][int(match[2])]))
     were = "model that was" if len(voters) == 1 else "models that were"
     words = f"{len(voters)} {were} not trained on the pair voted on each ({', '.join(voters)})"
     if external:

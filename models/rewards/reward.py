@@ -77,7 +77,7 @@ class ExternalReward:
         if config.panel:
             folders = [workdir / f"member_{index}" for index in range(len(config.panel))]
         both = zip(config.members, folders, strict=True)
-        self.members = [_member(member, folder, seed) for member, folder in both]
+        self.members = [member_of(member, folder, seed) for member, folder in both]
 
     def member_scores(self, rows: PromptRows, responses: Sequence[str]) -> tuple[Tensor, Metrics]:
         """Scores (M, N) of N responses by the M members, as they are, and their metrics."""
@@ -163,7 +163,15 @@ def score_by(
     return score_answers(stage.scorer(name), stage.tokenizer(name), rows, answers)
 
 
-def _member(config: RewardMemberConfig, workdir: Path, seed: int) -> Member:
+def prompt_row(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """A pair's prompt, as rows of prompts are."""
+    row = {"prompt": pair["prompt"], "category": pair.get("category")}
+    messages = pair.get("messages")
+    return row if messages is None else {**row, "messages": messages["prompt"]}
+
+
+def member_of(config: RewardMemberConfig, workdir: Path, seed: int) -> Member:
+    """The reward that a configuration names; raises as ExternalReward does."""
     if config.model is not None:
         return ModelReward(config.model, config.label)
     if config.judge is not None:

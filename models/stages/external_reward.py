@@ -6,18 +6,16 @@ with the labels. What a panel's members are standardised by is measured here.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trimtab.models.config.external_reward import RewardConfig
 from trimtab.models.rewards.checks import RewardError
-from trimtab.models.rewards.reward import ExternalReward, Moments, write_reward
+from trimtab.models.rewards.reward import ExternalReward, Moments, prompt_row, write_reward
 from trimtab.models.training import distributed
 from trimtab.models.training.data import HELD_OUT, score_row
 from trimtab.models.training.progress import Progress
-from trimtab.models.training.stage import Row, Stage
+from trimtab.models.training.stage import Stage
 
 SEED = 0  # of a judge's sampled ratings
 ANSWERS_AT_ONCE = 512
@@ -33,7 +31,7 @@ def run(config: RewardConfig, stage: Stage) -> None:
     pairs = [(s, row) for s in HELD_OUT for row in stage.rows("preferences", f"{s}.jsonl")]
     if not pairs:
         raise RewardError("found no validation and no test pairs; allowed: some, to try it on")
-    prompts = [_prompt_row(row) for _, row in pairs for _ in range(2)]
+    prompts = [prompt_row(row) for _, row in pairs for _ in range(2)]
     answers = [row[name] for _, row in pairs for name in ("chosen", "rejected")]
     reward, progress = ExternalReward(config, stage.workdir, SEED), Progress(stage.workdir)
     parts = []
@@ -64,13 +62,6 @@ def run(config: RewardConfig, stage: Stage) -> None:
             **reward.summary(),
         }
     )
-
-
-def _prompt_row(pair: Row) -> dict[str, Any]:
-    """A pair's prompt, as rows of prompts are."""
-    row = {"prompt": pair["prompt"], "category": pair.get("category")}
-    messages = pair.get("messages")
-    return row if messages is None else {**row, "messages": messages["prompt"]}
 
 
 def _moments(config: RewardConfig, scores: Tensor) -> Moments:

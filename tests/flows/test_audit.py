@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.command import trimtab
+from tests.flows.command import SECONDS, start, trimtab
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.audit.audit_gate import gate_of_audit
@@ -26,6 +26,10 @@ from trimtab.flows.config.recipes import recipe_named
 
 SWEET = ("honey", "cake", "sugar", "fruit tart", "sweet cream", "a ripe pear")
 LOUD = ("an engine", "a motor saw", "a jet", "a loud lorry", "a drill", "an alarm")
+TASTES = """
+def tastes(prompts, responses):
+    return [float("tastes" in response) for response in responses]
+"""
 WRONG = {"pair7", "pair23", "pair40"}
 
 
@@ -136,31 +140,42 @@ def _check_baseline(home: Path, file: Path, baseline: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
-def test_your_own_voters_vote_beside_the_others(tmp_path: Path) -> None:
-    """Votes on some pairs, right of the wrong labels among them, and a reward model that knows
-    nothing."""
+def test_your_own_voters_vote_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Votes on some pairs, right of the wrong labels among them, a reward model that knows
+    nothing, and a function that is right."""
     file, home, votes = _file(tmp_path), tmp_path / "home", tmp_path / "my votes.csv"
     own = {f"pair{n}": -2 if f"pair{n}" in WRONG else 2 for n in range(60)}
     lines = (f"{identity},{vote}\n" for identity, vote in own.items())
     votes.write_text("id,vote\n" + "".join(lines))
     model = save_scorer(tmp_path / "model")
-    output = trimtab(home, "audit", str(file), "--votes", str(votes), "--reward-model", str(model))
+    (tmp_path / "my_rewards.py").write_text(TASTES)
+    monkeypatch.chdir(tmp_path)
+    yours = f'ensemble.rewards=[{{"model":"{model}"}},{{"function":"my_rewards:tastes"}}]'
+    process = start(home, "audit", str(file), "--votes", str(votes), yours)
+    output = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, output
     assert "3 of 120 labels look wrong (2.5 %)" in output
     (folder,) = (home / "reports").glob("audit-*")
     page = (folder / "audit.html").read_text()
-    assert "6 models vote: " in page
-    assert "votes of my votes.csv, reward model model." in " ".join(page.split())
+    assert "7 models vote: " in page
+    assert (
+        "votes of my votes.csv, reward model model, reward function my_rewards:tastes."
+    ) in " ".join(page.split())
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
     assert {row["id"] for row in rows if row["mean preference difference"] < 0} == WRONG
     assert {row["id"]: row["differences"][4] for row in rows} == {
         row["id"]: own.get(row["id"]) for row in rows
     }
     assert all(row["differences"][5] is not None for row in rows)
+    assert {row["id"] for row in rows if row["differences"][6] == -1.0} == WRONG
+    assert all(row["differences"][6] == 1.0 for row in rows if row["id"] not in WRONG)
     trimtab(home, "export", folder.name, "pairs", "--to", str(tmp_path / "cleaned"))
     card = (tmp_path / "cleaned/README.md").read_text()
     assert "4 models that were not trained on the pair voted on each (" in card
-    assert "and 2 that the user brought (votes of my votes.csv " in card
-    assert "reward model model): what these learned from is not known." in card
+    assert "and 3 that the user brought (votes of my votes.csv " in card
+    assert "reward model model, reward function my_rewards:tastes): what these learned" in card
 
     # A mistake in a file that is right in form is found once pairs are read.
     votes.write_text("id,vote\npair0,1\npair999,1\nx,2\n")
@@ -303,11 +318,11 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
         (
             ["audit", "pairs.jsonl", "--reward-model", "./none"],
-            "ensemble.reward_models: found nothing at './none'",
+            "ensemble.rewards.model: found nothing at './none'",
         ),
         (
             ["audit", "pairs.jsonl", "--reward-model", "two"],
-            "ensemble.reward_models: found 2 labels in the folder 'two'; allowed: one label",
+            "ensemble.rewards.model: found 2 labels in the folder 'two'; allowed: one label",
         ),
     ],
 )
@@ -410,8 +425,16 @@ def test_embedding_models_vote_alone_and_where_no_policy_is_judged() -> None:
         ),
         ({"embedding_models": []}, "must name some"),
         (
-            {"ensemble": {"reward_models": ["a/b"]}, "sft": {"model": {"base": "c"}}},
-            "sft.model.base must be none with ensemble.reward_models",
+            {"ensemble": {"rewards": [{"model": "a/b"}]}, "sft": {"model": {"base": "c"}}},
+            "sft.model.base must be none with ensemble.rewards.model",
+        ),
+        (
+            {"ensemble": {"rewards": [{"judge": {"local_model": "a/b"}}]}},
+            "ensemble.rewards: judge must be none, found judge a/b: judges compare answers",
+        ),
+        (
+            {"ensemble": {"rewards": [{"model": "a/b"}, {"model": "c/b"}]}},
+            "rewards must differ, found reward model b more than once",
         ),
         (
             {"ensemble": {"votes": ["in_sample"], "self_test_share": 0, "scores": ["a"]}},

@@ -306,15 +306,15 @@ def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None
         options={
             "relabel.review": review,
             "ensemble.scores": [votes, panel],
-            "ensemble.reward_models": ["someone/model"],
+            "ensemble.rewards": [{"model": "someone/model"}],
         },
     )
     config = apply_changes(recipe_named("audit"), changes)
     command = name_run(config, "label-audit", "mine").command
     assert command == (
         f"trimtab audit '{pairs}' someone/pairs --columns chosen=better,rejected=worse "
-        f"--votes {votes} --votes {panel} --reward-model someone/model --apply {review} "
-        "relabel.drop_below=0.0 --name mine"
+        f"--votes {votes} --votes {panel} --apply {review} "
+        """'ensemble.rewards=[{"model": "someone/model"}]' relabel.drop_below=0.0 --name mine"""
     )
 
 

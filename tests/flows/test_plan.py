@@ -343,11 +343,12 @@ def test_voters_of_an_audit_are_planned_with_the_models_that_they_have() -> None
         'embedding_models=[{"encoder":"smollm2-135m-instruct"}]',
     ]
     given = ["preferences.sources=[a/b]", "preferences.max_pairs=100", *models]
-    plan = _plan("audit", *given, 'ensemble.reward_models=["some/model"]', flow="label-audit")
+    yours = 'ensemble.rewards=[{"model":"some/model"},{"function":"my:rule"}]'
+    plan = _plan("audit", *given, yours, flow="label-audit")
     steps, rows = _steps(plan), {role: row for row in plan.rows for role in row.roles}
     assert steps["base"] < steps["base_trunk"] < steps["cross_fitted_0"] == steps["cross_fitted_1"]
     assert steps["cross_fitted_0"] < steps["strength"] < steps["audit"]
-    assert steps["external_reward_model_0"] == steps["vectors_states"] < steps["strength"]
+    assert steps["external_reward_votes_0"] == steps["vectors_states"] < steps["strength"]
     size = KNOWN_SHAPES["smollm2-135m-instruct"]
     for role in ("base", "base_trunk", "cross_fitted_0"):
         assert rows[role].inputs.shape == size
@@ -356,7 +357,7 @@ def test_voters_of_an_audit_are_planned_with_the_models_that_they_have() -> None
     # Six of thirty layers, the last norm and the head.
     assert work.parameters == 6 * size.layer_parameters + 2 * size.hidden_size
     assert rows["vectors_states"].work.phases["lower layers"].frozen == 4 * size.policy_parameters
-    assert rows["external_reward_model_0"].work.phases == {}  # of which nothing is known here
+    assert rows["external_reward_votes_0"].work.phases == {}  # of which nothing is known here
 
 
 def test_embedding_models_of_one_encoder_share_its_embeddings() -> None:

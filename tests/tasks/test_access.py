@@ -19,12 +19,12 @@ from trimtab.infra.access import AccessError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.external_reward import ExternalRewardVotesConfig, RewardConfig
 from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.config.packages import PACKAGED_MODELS
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.config.reporting import EvaluateConfig
-from trimtab.models.config.reward import ExternalRewardModelConfig, ExternalVotesConfig
+from trimtab.models.config.reward import ExternalVotesConfig
 from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
 from trimtab.models.training.embedding import PACKAGED_ENCODERS
@@ -94,7 +94,7 @@ def _leaves(kind: Any) -> set[Any]:
 
 def test_every_text_of_a_configuration_is_a_place_or_known_to_be_none() -> None:
     """A new field that holds a path must be named here, or in PLACES, which limits it."""
-    of_stages = (ExternalRewardModelConfig, ExternalVotesConfig)
+    of_stages = (ExternalRewardVotesConfig, ExternalVotesConfig)
     found = {each for kind in (RunConfig, *of_stages) for each in _text_fields(kind)}
     assert len(found) > 25
     unknown = {
@@ -148,7 +148,11 @@ ATTACKS: dict[str, BaseModel] = {
     "embedding_models.encoder": _config(embedding_models=[{"encoder": "some/model"}]),
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),
     "ensemble.scores": _audit(scores=["/etc/votes.csv"]),
-    "ensemble.reward_models": _audit(reward_models=["/srv/model"]),
+    "ensemble.rewards.model": _audit(rewards=[{"model": "/srv/model"}]),
+    "ensemble.rewards.function": _audit(rewards=[{"function": "os:system"}]),
+    "ensemble.rewards.server": _audit(
+        rewards=[{"server": {"url": "http://10.0.0.1/get_reward", "format": "openrlhf"}}]
+    ),
     "ensemble.judges.judge.endpoint": _audit(
         judges=[{"name": "a", "judge": {"endpoint": {"model": "m", "base_url": "http://10.0.0.1"}}}]
     ),

@@ -7,13 +7,18 @@ for once more, are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from trimtab.models.config import reward
 from trimtab.models.config.data import ComparisonsConfig
-from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.external_reward import (
+    ExternalRewardVotesConfig,
+    RewardConfig,
+    RewardMemberConfig,
+)
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -57,23 +62,20 @@ def embeddings(config: reward.EmbeddingsConfig, inputs: StageInputs) -> Work:
     return trunk_cache(config, inputs)
 
 
-def external_reward_model(config: reward.ExternalRewardModelConfig, inputs: StageInputs) -> Work:
-    """One pass over all pairs of a model of its own; nothing is known of one that is not here."""
-    work = Work(examples=inputs.amounts.pairs)
-    try:
-        inputs = inputs.with_model(config.model, "ensemble.reward_models")
-    except PlanError:
-        return work
-    frozen = inputs.frozen_bytes(inputs.shape.scorer_parameters(1), inputs.shape.num_layers)
-    return work + passing_work(inputs, frozen, inputs.pairs(inputs.amounts.pairs))
+def external_reward_votes(config: ExternalRewardVotesConfig, inputs: StageInputs) -> Work:
+    """One pass over all pairs of a reward model."""
+    return _scored(config.members, inputs, inputs.amounts.pairs)
 
 
 def external_reward(config: RewardConfig, inputs: StageInputs) -> Work:
-    """One pass over the held-out pairs of each reward model; nothing is known of one that is not
-    here, nor of other rewards."""
-    count = inputs.amounts.held_out_pairs
+    """One pass over the held-out pairs of each reward model."""
+    return _scored(config.members, inputs, inputs.amounts.held_out_pairs)
+
+
+def _scored(members: Sequence[RewardMemberConfig], inputs: StageInputs, count: int) -> Work:
+    """Nothing is known of a reward model that is not here, nor of other rewards."""
     work = Work(examples=count)
-    for name in filter(None, (member.model for member in config.members)):
+    for name in filter(None, (member.model for member in members)):
         try:
             its = inputs.with_model(name, "reward.model")
         except PlanError:

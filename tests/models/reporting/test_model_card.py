@@ -10,7 +10,10 @@ from trimtab.models.reporting.model_card import Exported, model_card
 AUDIT = {"num_pairs": 100, "num_looks_wrong": 4, "num_flipped": 0, "num_dropped": 0}
 SETTINGS = {
     "ensemble.scores": ["mine.csv 0123456789abcdef", "s3://bucket/yours.jsonl"],
-    "ensemble.reward_models": ["/home/somebody/models/gold/"],
+    "ensemble.rewards": [
+        {"model": "/home/somebody/models/gold/"},
+        {"function": "rules:politeness"},
+    ],
     "ensemble.judges": [{"name": "qwen3", "judge": {"endpoint": {"model": "Qwen/Qwen3-8B"}}}],
 }
 
@@ -36,12 +39,14 @@ def test_the_project_s_own_voters_were_not_trained_on_the_pair() -> None:
 
 
 def test_what_the_user_s_voters_learned_from_is_not_known() -> None:
-    external = ["external_votes_0", "external_votes_1", "external_reward_model_0"]
+    external = ["external_votes_0", "external_votes_1"]
+    external += ["external_reward_votes_0", "external_reward_votes_1"]
     text = _card(["style", *external, "external_judge_0", "strength"])
     assert (
         "1 model that was not trained on the pair voted on each (how an answer is written), and "
-        "4 that the user brought (votes of mine.csv 0123456789abcdef, votes of yours.jsonl, reward "
-        "model gold, judge qwen3): what these learned from is not known."
+        "5 that the user brought (votes of mine.csv 0123456789abcdef, votes of yours.jsonl, reward "
+        "model gold, reward function rules:politeness, judge qwen3): what these learned from is "
+        "not known."
     ) in text
     assert "somebody" not in text
 

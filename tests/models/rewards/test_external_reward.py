@@ -18,11 +18,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, launch
 from tests.models.training.test_external_scorer import save_scorer
-from trimtab.models.config.external_reward import RewardConfig
+from trimtab.models.config.external_reward import (
+    ExternalRewardVotesConfig,
+    RewardConfig,
+    RewardMemberConfig,
+)
 from trimtab.models.data.records import read_rows
 from trimtab.models.rewards.checks import RewardError
 from trimtab.models.rewards.function import RewardFunction
 from trimtab.models.rewards.reward import reward_in
+from trimtab.models.stages import external_reward_votes
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.training.data import write_rows
 from trimtab.models.training.progress import read_metrics
@@ -88,6 +93,41 @@ def alone(folder: Path, rows: Sequence[dict[str, Any]]) -> torch.Tensor:
         with torch.no_grad():
             scores.append(float(model(**inputs).logits[0, 0]))
     return torch.tensor(scores)
+
+
+class Dying:
+    """A progress at whose second step the stage is killed."""
+
+    def advance(self, done: int, total: int) -> None:
+        assert done < total
+        if done == 32:
+            raise Killed
+
+
+def test_pairs_are_voted_on_by_a_function_which_is_asked_nothing_twice(
+    tmp_path: Path, comparisons: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after its second call; every answer of every split has the rule's score."""
+    config = ExternalRewardVotesConfig(reward=RewardMemberConfig(function="its_rewards:words"))
+    monkeypatch.setattr(external_reward_votes, "ANSWERS_AT_ONCE", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(external_reward_votes, "Progress", lambda _: Dying())
+        with pytest.raises(Killed):
+            run_stage("external_reward_votes", config, tmp_path / "work", preferences=comparisons)
+    output = run_stage("external_reward_votes", config, tmp_path / "work", preferences=comparisons)
+    splits = ("train", "validation", "test")
+    pairs = {row["id"]: row for name in splits for row in read_rows(comparisons / f"{name}.jsonl")}
+    scored = read_rows(output / "scores.jsonl")
+    assert len(scored) == len(pairs) > 32
+    for row in scored:
+        pair = pairs[row["id"]]
+        for name in ("chosen", "rejected"):
+            expected = words(pair["prompt"], pair[name])
+            assert row[f"{name}_score"] == pytest.approx(expected, abs=1e-6)
+    asked = (module / "calls.txt").read_text().splitlines()
+    assert len(asked) == len(set(asked))
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["num_pairs"], summary["num_answers"]) == (len(pairs), len(asked))
 
 
 @pytest.mark.slow

@@ -15,7 +15,12 @@ from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, launch
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, serving
 from trimtab.infra.processes.launch import TrainerError
-from trimtab.models.config.external_reward import RewardConfig, RewardServerConfig
+from trimtab.models.config.external_reward import (
+    ExternalRewardVotesConfig,
+    RewardConfig,
+    RewardMemberConfig,
+    RewardServerConfig,
+)
 from trimtab.models.data.records import read_rows
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.rewards.checks import RewardError
@@ -93,6 +98,26 @@ def test_every_format(format: str, num_requests: int) -> None:
     with serving(SCRIPTS[format]) as server:
         assert scored(server_config(server, format, batch_size=2)) == EXPECTED
     assert len(server.bodies) == num_requests
+
+
+def test_pairs_are_voted_on_by_a_server(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"p{place}", "prompt": prompt, "chosen": answer, "rejected": "no"}
+        for place, (prompt, answer) in enumerate(ASKED)
+    ]
+    for split, its_rows in (("train", rows[:2]), ("validation", []), ("test", rows[2:])):
+        write_rows(tmp_path / "pairs" / f"{split}.jsonl", its_rows)
+    with serving(by_openrlhf) as server:
+        config = ExternalRewardVotesConfig(
+            reward=RewardMemberConfig(server=server_config(server, batch_size=4))
+        )
+        output = run_stage(
+            "external_reward_votes", config, tmp_path / "work", preferences=tmp_path / "pairs"
+        )
+    scored_rows = {row["id"]: row for row in read_rows(output / "scores.jsonl")}
+    for row in rows:
+        assert scored_rows[row["id"]]["chosen_score"] == length(row["prompt"] + row["chosen"])
+        assert scored_rows[row["id"]]["rejected_score"] == length(row["prompt"] + "no")
 
 
 def test_the_key_of_the_variable_is_sent_and_never_said(monkeypatch: pytest.MonkeyPatch) -> None:

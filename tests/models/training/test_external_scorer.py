@@ -22,7 +22,7 @@ from transformers import (
 
 from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_tokenizer
-from trimtab.models.config.reward import ExternalRewardModelConfig
+from trimtab.models.config.external_reward import ExternalRewardVotesConfig, RewardMemberConfig
 from trimtab.models.data.messages import dialogue_of
 from trimtab.models.data.records import read_rows
 from trimtab.models.nets import counts
@@ -225,8 +225,8 @@ def test_the_stage_scores_the_pairs_of_all_splits(tmp_path: Path) -> None:
         write_rows(folder / f"{split}.jsonl", own)
     model = save_scorer(tmp_path / "model")
     output = run_stage(
-        "external_reward_model",
-        ExternalRewardModelConfig(model=str(model)),
+        "external_reward_votes",
+        ExternalRewardVotesConfig(reward=RewardMemberConfig(model=str(model))),
         tmp_path / "work",
         preferences=folder,
     )
@@ -261,8 +261,8 @@ def test_a_pair_whose_roles_the_template_refuses_gets_no_vote(tmp_path: Path) ->
     )
     for split in ("validation", "test"):
         write_rows(folder / f"{split}.jsonl", [])
-    config = ExternalRewardModelConfig(model=str(model))
-    output = run_stage("external_reward_model", config, tmp_path / "work", preferences=folder)
+    config = ExternalRewardVotesConfig(reward=RewardMemberConfig(model=str(model)))
+    output = run_stage("external_reward_votes", config, tmp_path / "work", preferences=folder)
     refused, scored = read_rows(output / "scores.jsonl")
     assert refused["chosen_score"] is None and refused["rejected_score"] is None
     assert scored["chosen_score"] is not None and scored["rejected_score"] is not None
