@@ -1,13 +1,14 @@
-"""TRL's RewardTrainer or PPOTrainer on prepared material; notes when steps ended.
+"""One of TRL's trainers on prepared material; notes when steps ended.
 
     python -m trimtab.models.gpu_check.trl_trainers reward_model MATERIAL OUTPUT SETTINGS
+    python -m trimtab.models.gpu_check.trl_trainers grpo MATERIAL OUTPUT SETTINGS   # or rloo
     PYTHONPATH=FOLDER python -m trimtab.models.gpu_check.trl_trainers ppo MATERIAL OUTPUT SETTINGS
 
 FOLDER holds release 1.10, the last with PPOTrainer (`pip install --no-deps --target FOLDER
 trl==1.10.0`). MATERIAL has policy/model; preferences/train.jsonl, or scorer/model and
-data/policy_prompts.jsonl. SETTINGS is JSON: fields of TRL's RewardConfig, or the last arguments of
-`ppo_trainer`. OUTPUT gets `times` (of a reward model the first step's begin too), `losses`, and on
-a GPU `gib`, the most that was in tensors.
+data/policy_prompts.jsonl. SETTINGS is JSON: fields of TRL's RewardConfig, GRPOConfig or RLOOConfig,
+or the last arguments of `ppo_trainer`. OUTPUT gets `times` (not of ppo the first step's begin too),
+`losses`, and on a GPU `gib`, the most that was in tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,8 @@ def main(trainer: str, material: Path, output: Path, settings: dict[str, Any]) -
         "report_to": "none",
         "use_cpu": not has_gpu,
     }
-    make = reward_trainer if trainer == "reward_model" else ppo_trainer
+    trainers: dict[str, Callable[..., Any]] = {"reward_model": reward_trainer, "ppo": ppo_trainer}
+    make = trainers.get(trainer, partial(group_trainer, trainer))
     make(material, common, callbacks=[Steps()], **settings).train()
     gib = torch.cuda.max_memory_allocated() / 2**30 if has_gpu else None
     output.write_text(json.dumps({"times": times, "losses": losses, "gib": gib}))
@@ -137,6 +140,31 @@ def ppo_trainer(
         value_model=load(AutoModelForSequenceClassification, scorer),
         train_dataset=data,
         eval_dataset=data.select(range(1)),
+        callbacks=callbacks,
+    )
+
+
+def group_trainer(
+    name: str, material: Path, common: dict[str, Any], callbacks: list[Any], **settings: Any
+) -> Any:
+    """The trainer of `grpo` or `rloo`, from float32 weights."""
+    import trl
+    from datasets import Dataset
+
+    from trimtab.models.nets.pretrained import load_tokenizer_of
+
+    policy, scorer = material / "policy" / "model", material / "scorer" / "model"
+    prompts = [row["prompt"] for row in _rows(material / "data" / "policy_prompts.jsonl")]
+    config = getattr(trl, f"{name.upper()}Config")(
+        model_init_kwargs={"dtype": "float32"}, **common, **settings
+    )
+    return getattr(trl, f"{name.upper()}Trainer")(
+        model=str(policy),
+        reward_funcs=str(scorer),
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        processing_class=load_tokenizer_of(policy, padding_side="left"),
+        reward_processing_classes=load_tokenizer_of(scorer),
         callbacks=callbacks,
     )
 
