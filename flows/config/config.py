@@ -681,7 +681,7 @@ def layer_mistakes(
     if wrong:
         yield (
             f"trainable_layers must be at most the {num_layers} layers of the model, found "
-            f"{', '.join(wrong)}"
+            f"{', '.join(wrong)}; null trains all of them"
         )
     readers = (*SCORERS, "dpo.", "cpl.")
     unfrozen = [p for p, n in trained.items() if n == num_layers and p.startswith(readers)]

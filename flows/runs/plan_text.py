@@ -441,5 +441,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collectio
 def bullets(lines: Sequence[str]) -> str:
     """A paragraph for each line, with a dash before it."""
     return "\n".join(
-        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines
+        textwrap.fill(
+            line, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        for line in lines
     )

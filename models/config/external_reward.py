@@ -5,6 +5,7 @@ All of them are given text, and make their own tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -61,7 +62,7 @@ class RewardMemberConfig(StageConfig):
     tokenizer and chat template"""
     server: RewardServerConfig | None = None
     """Reward server behind an HTTP address"""
-    function: str | None = Field(None, pattern=FUNCTION)
+    function: str | None = None
     """Python function `package.module:function`, called in the trainer's process with the prompts
     and the responses, two lists of text, and the columns of the prompts that it names; it returns a
     number for each"""
@@ -69,6 +70,13 @@ class RewardMemberConfig(StageConfig):
     """Language model that rates each answer [RLAIF 2.2.2]"""
 
     _rates = field_validator("judge")(rating)
+
+    @field_validator("function")
+    @classmethod
+    def _names_a_function(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(FUNCTION, name):
+            raise ValueError(f"found {name!r}; allowed: package.module:function")
+        return name
 
     @property
     def kinds(self) -> list[str]:

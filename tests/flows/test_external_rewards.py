@@ -108,7 +108,10 @@ def test_a_reward_model_is_in_the_plan_with_its_own_size(tmp_path: Path) -> None
             ("reward.model=a", "reward.function=b:c"),
             "exactly one of model, server, function, judge and panel must be given, found model ",
         ),
-        (("reward.function=b.c",), "String should match pattern"),
+        (
+            ("reward.function=b.c",),
+            "reward.function: found 'b.c'; allowed: package.module:function",
+        ),
         ((REWARD, 'reward.server={"url": "http://a"}'), "reward.server.format"),
         ((f"{HELD_OUT[:-1]}, {HELD_OUT.partition('[')[2]}",), "must differ, found reward function"),
     ],
@@ -128,12 +131,14 @@ def test_what_is_not_there_is_said_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     members = [
         {"function": "nothing.of_this:name"},
+        {"function": "json.encoder:encodes"},
         {"model": str(tmp_path / "empty")},
         {"model": str(tmp_path / "absent")},
     ]
     mistakes = check(_config(f"reward.panel={json.dumps(members)}", _arms("full"))).mistakes
     assert [line.partition(";")[0] for line in mistakes] == [
         "reward.panel.function: found no source of nothing.of_this for nothing.of_this:name",
+        "reward.panel.function: found no encodes in encoder.py",
         f"reward.panel.model: found no config.json in the folder {str(tmp_path / 'empty')!r}",
         f"reward.panel.model: found nothing at {str(tmp_path / 'absent')!r}",
     ]

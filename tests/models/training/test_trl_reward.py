@@ -36,6 +36,12 @@ def _args(kind: Any, folder: Path, **settings: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("setting", ["loss_type", "smooth"])
+def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ValueError, match=f"{setting}: found 'advantages'; allowed: "):
+        _args(RewardConfig, tmp_path, **{setting: "advantages"})
+
+
 def _trained(trainer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
