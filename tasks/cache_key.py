@@ -112,27 +112,33 @@ def code_version(module: str, *, root: Path = ROOT, package: str = PACKAGE) -> s
 def source_of(function: str) -> Path:
     """The folder that the package or module of `package.module:function` is imported from.
 
-    Nothing is imported. Raises UnknownModuleError if there is no such source file, or if its text
-    does not have the function's name.
+    Nothing is imported. Raises UnknownModuleError if there is no such source file.
     """
-    module, _, name = function.partition(":")
+    module = function.partition(":")[0]
     top = module.partition(".")[0]
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     places: list[str | None] = []
     if spec is not None:
         places = [*(spec.submodule_search_locations or (spec.origin,))]
     root = Path(places[0]).parent if places and places[0] else None
-    source = None if root is None else _source_below(root, module)
-    if root is None or source is None:
+    if root is None or _source_below(root, module) is None:
         raise UnknownModuleError(
             f"found no source of {module} for {function}; allowed: a module of an installed "
             "package, of PYTHONPATH or of the current folder"
         )
+    return root
+
+
+def require_function(function: str) -> None:
+    """UnknownModuleError if there is no source of `package.module:function`, or if its text does
+    not have the function's name. Nothing is imported."""
+    module, _, name = function.partition(":")
+    source = _source_below(source_of(function), module)
+    assert source is not None
     text = source.read_text(encoding="utf-8", errors="replace")
     if not re.search(rf"\b{name}\b|import \*|__getattr__", text):
         defined = ", ".join(re.findall(r"^(?:async )?def (\w+)", text, re.MULTILINE)) or "none"
         raise UnknownModuleError(f"found no {name} in {source.name}; its functions: {defined}")
-    return root
 
 
 def function_version(function: str) -> str:

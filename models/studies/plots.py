@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 from textwrap import fill
+from typing import Any
 
 from trimtab.models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
 from trimtab.models.studies.results import Plot
@@ -18,6 +19,8 @@ PATHS = (5.6, 6.2)
 # Characters that fit into one row of a legend, and those that an entry's line sample takes.
 LEGEND_WIDTH, SWATCH = 72, 8
 LABEL_WIDTH = 36  # characters of a vertical axis' label in a row
+# Bars whose names do not fit beside one another lie: inches of a bar, of a name's row, of the rest.
+FLAT_BAR, FLAT_ROW, FLAT_REST, FLAT_WIDTH = 0.14, 0.16, 1.2, 6.2
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -25,13 +28,17 @@ def draw(plots: Sequence[Plot]) -> Chart:
 
     Curves end where the shortest seed's does: a policy may have been stopped.
     """
-    first = plots[0]
+    first, tick_width = plots[0], 0
+    if first.ticks:
+        tick_width = LEGEND_WIDTH // len(first.ticks) - 2
+    longest = max((len(word) for tick in first.ticks for word in tick.split()), default=0)
+    if first.kind == "bars" and longest > tick_width:
+        return _draw_flat(plots)
     with Panel(*(PATHS if first.kind == "paths" else ())) as panel:
         for index, name in enumerate(first.series):
             DRAWERS[first.kind](panel, index, name, plots)
         if first.ticks:
-            width = LEGEND_WIDTH // len(first.ticks) - 2
-            ticks = [fill(tick, width, break_long_words=False) for tick in first.ticks]
+            ticks = [fill(tick, tick_width, break_long_words=False) for tick in first.ticks]
             panel.axes.set_xticks(next(iter(first.series.values()))[0], ticks, fontsize=8)
         if first.kind == "paths":
             panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
@@ -42,6 +49,23 @@ def draw(plots: Sequence[Plot]) -> Chart:
             )
         y = "\n".join(fill(line, LABEL_WIDTH) for line in first.y.splitlines())
         return panel.chart(first.title, _note(first, len(plots)), first.x, y)
+
+
+def _draw_flat(plots: Sequence[Plot]) -> Chart:
+    """Bars from left to right, the first group on top."""
+    first = plots[0]
+    ticks = [fill(tick, LABEL_WIDTH) for tick in first.ticks]
+    rows = sum(max(FLAT_BAR * len(first.series), FLAT_ROW * (1 + t.count("\n"))) for t in ticks)
+    with Panel(FLAT_REST + rows + 0.1 * len(ticks), FLAT_WIDTH) as panel:
+        for index, name in enumerate(first.series):
+            _bars(panel, index, name, plots, is_flat=True)
+        panel.axes.set_yticks(next(iter(first.series.values()))[0], ticks, fontsize=8)
+        panel.axes.invert_yaxis()
+        panel.axes.margins(y=0.02)
+        if len(first.series) > 1:
+            columns = _legend_columns(list(first.series))
+            panel.figure.legend(loc="outside upper left", ncols=columns, fontsize=8)
+        return panel.chart(first.title, _note(first, len(plots)), first.y, first.x)
 
 
 def _legend_columns(names: Sequence[str]) -> int:
@@ -80,16 +104,23 @@ def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     )  # fmt: skip
 
 
-def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
+def _bars(
+    panel: Panel, index: int, name: str, plots: Sequence[Plot], is_flat: bool = False
+) -> None:
     count = len(plots[0].series)
     x, columns = _join_seeds(plots, name)
     width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
     centres = [position + (index - (count - 1) / 2) * width for position in x]
     means, ends = _whiskers(columns)
     colour = OUTCOMES.get(name, style(index)[0])
-    panel.axes.bar(centres, means, width, color=colour, label=name)
+    draw_bars = panel.axes.barh if is_flat else panel.axes.bar
+    draw_bars(centres, means, width, color=colour, label=name)
     if len(plots) > 1:
-        panel.axes.errorbar(centres, means, ends, fmt="none", ecolor=GREY, capsize=2, linewidth=1)
+        look: dict[str, Any] = {"fmt": "none", "ecolor": GREY, "capsize": 2, "linewidth": 1}
+        if is_flat:
+            panel.axes.errorbar(means, centres, xerr=ends, **look)
+        else:
+            panel.axes.errorbar(centres, means, yerr=ends, **look)
 
 
 def _whiskers(columns: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:

@@ -160,3 +160,21 @@ def test_precision_is_half_the_interval_of_paired_differences() -> None:
     assert precision(three) == pytest.approx(4.3027 / 3**0.5, 1e-4)
     assert precision([[1.0, 2.0]]) is precision([[1.0], [2.0]]) is None
     assert precision([[1.0, 2.0], [1.1, 2.1]]) is None
+
+
+def test_bars_whose_names_do_not_fit_beside_one_another_lie() -> None:
+    """Each name is written once and whole, the first on top; the whiskers lie, too."""
+    names = [f"treatment number {n}, unbiased" for n in range(9)]
+    bars = {"accuracy": ([float(n) for n in range(9)], [0.1 * n for n in range(9)])}
+
+    def chart(ticks: list[str]) -> Chart:
+        plot = Plot("A title", "labels", "share", bars, kind="bars", ticks=tuple(ticks))
+        return draw([plot, plot])
+
+    lying, standing = chart(names), chart([str(n) for n in range(9)])
+    assert (lying.alt, standing.alt) == (
+        "A title Axes: share against labels.",
+        "A title Axes: labels against share.",
+    )
+    text = lying.svg.decode()
+    assert all(text.count(f"{name}: {0.1 * n:.4g}<") == 1 for n, name in enumerate(names))
