@@ -111,12 +111,12 @@ class EnsembleConfig(StageConfig):
 
     @field_validator("rewards")
     @classmethod
-    def _rate_nothing(cls, rewards: tuple[RewardMemberConfig, ...]) -> Any:
+    def _have_no_judge(cls, rewards: tuple[RewardMemberConfig, ...]) -> Any:
         for reward in rewards:
             if reward.judge is not None:
                 raise ValueError(
-                    f"judge must be none, found {reward.label}: judges compare answers, as "
-                    "ensemble.judges"
+                    f"judge must be none, found {reward.label}: judges compare answers, and stand "
+                    "in ensemble.judges"
                 )
         return rewards
 

@@ -269,10 +269,8 @@ def test_trimtab_reads_the_same_score_of_what_it_exported(saved: Saved, tmp_path
             (f"\n\nHuman: {first['content']}\n\nAssistant:", f" {last['content']}")
             for (first, last), _, _ in saved.rows[:2]  # the third ends in a line break, which goes
         ]
-        plain = [(first["content"], last["content"]) for (first, last), _, _ in saved.rows[:2]]
-        for asked in (dialogues, plain):
-            found = scored_by(saved.exported, asked)
-            assert [*found.values()] == pytest.approx(scores[:2], abs=1e-5)
+        found = scored_by(saved.exported, dialogues)
+        assert [*found.values()] == pytest.approx(scores[:2], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -100,10 +100,8 @@ async def _remote_rm(
 
 
 async def _verl(session: aiohttp.ClientSession, address: str, prompt: str, answer: str) -> float:
-    """As `compute_score_disrm` of verl/experimental/reward_loop/reward_loop.py, which writes the
-    messages by the chat template."""
-    text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{answer}{END}"
-    payload = {"model": "folder", "input": text, "use_activation": False}
+    """As `compute_score_disrm` of verl/experimental/reward_loop/reward_loop.py."""
+    payload = {"model": "folder", "input": f"{prompt}{answer}{END}", "use_activation": False}
     async with session.post(f"http://{address}/classify", json=payload) as resp:
         resp.raise_for_status()
         output = await resp.json()
@@ -124,7 +122,7 @@ def test_a_trainer_s_client_reads_the_score(
     client: Any, key: str | None, ensemble: Ensemble, scores: dict[Any, float]
 ) -> None:
     """The key is in the address, as none of them sends a header."""
-    # verl's text above is of one message.
+    # Read as text where the prompt is no dialogue; others the template writes of their turns.
     asked = [each for each in ASKED if each[0] == "Name a fruit."]
 
     async def ask(address: str) -> list[float]:
@@ -360,6 +358,6 @@ def test_prometheus_reads_what_was_done(ensemble: Ensemble) -> None:
     assert found['requests_total{format="none",status="422"}'] == 1
     assert found['refused_total{reason="body"}'] == 1
     assert found["latency_seconds_count"] == 2
-    # Bytes and an end token: 3 and 2, and 3 with the template's 3 control tokens and 16 letters.
-    assert (found["batch_texts_sum"], found["batch_tokens_sum"]) == (3, 27)
+    # Bytes and an end token: 3 and 2, and 3.
+    assert (found["batch_texts_sum"], found["batch_tokens_sum"]) == (3, 8)
     assert (found["queue_texts"], found["queue_tokens"], found["cut_texts"]) == (0, 0, 0)
