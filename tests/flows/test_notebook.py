@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.test_python_page import ALL_LAYERS
+from tests.flows.test_python_page import ALL_LAYERS, site_hooks
 from tests.models.judge.tiny import save_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,18 @@ def test_it_is_committed_as_it_ran() -> None:
     assert str(ROOT) not in PATH.read_text("utf-8")
 
 
+def test_the_site_has_its_texts_code_and_outputs() -> None:
+    """HTML without an empty line and whole, or Markdown would end it, or go on with it."""
+    page = site_hooks().notebook_page(PATH)
+    for cell in CELLS:
+        assert "".join(cell["source"]) in page
+    assert page.count("```python\n") == len(CODE) and 'src="data:image/png;base64,' in page
+    tables = re.findall(r"^<div>$.*?^</div>$", page, re.DOTALL | re.MULTILINE)
+    assert len(tables) >= 4 and not any("\n\n" in table for table in tables)
+    assert page.count("<p>") == page.count("</p>")
+    assert page.endswith("[The notebook](from-file-to-grpo.ipynb), to run it.")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_its_cells_run_and_count_what_is_committed(
@@ -57,6 +69,7 @@ def test_its_cells_run_and_count_what_is_committed(
     counts = re.findall(COUNTS, capsys.readouterr().out + names["audit"].summary)
     assert sorted(counts) == sorted(re.findall(COUNTS, "".join(map(_committed, CODE[:3]))))
     assert len(counts) == 3
-    assert names["trained"].num_trained_pairs == 221
+    # Pairs are split by their prompts, which each model writes by its own template.
+    assert names["trained"].num_trained_pairs == 230
     assert [step["step"] for step in names["trainer"].state.log_history[:3]] == [1, 2, 3]
     assert all(step["reward_std"] > 0 for step in names["trainer"].state.log_history[:3])

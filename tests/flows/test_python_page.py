@@ -53,11 +53,17 @@ def test_the_examples_run(
     assert names["trainer"].args.loss_type == "advantage"
 
 
-def test_the_api_s_pages_have_every_name() -> None:
+def site_hooks() -> Any:
+    """docs/site_hooks.py, which is in no package."""
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site_hooks.py")
     assert spec is not None and spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
+    return hooks
+
+
+def test_the_api_s_pages_have_every_name() -> None:
+    hooks = site_hooks()
     api, formulas = hooks.api_page(), hooks.functional_page()
     for name in trimtab.__all__:
         assert name == "functional" or f"## trimtab.{name}\n" in api

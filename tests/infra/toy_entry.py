@@ -25,6 +25,7 @@ def report(workdir: Path) -> None:
     seen = {
         "preloaded_in": toy_preload.PROCESS,
         "pid": os.getpid(),
+        "folder": os.getcwd(),
         "group": os.getpgid(0),
         "session": os.getsid(0),
         "threads": os.environ["OMP_NUM_THREADS"],

@@ -43,12 +43,16 @@ def test_child_is_a_fork_of_the_warm_server_and_an_ordinary_process(tmp_path: Pa
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
 
 
-def test_second_job_uses_the_same_server(tmp_path: Path) -> None:
+def test_second_job_uses_the_same_server_in_the_folder_of_its_own_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch_toy(tmp_path / "a", "report")
+    monkeypatch.chdir(tmp_path)
     launch_toy(tmp_path / "b", "report")
     first, second = (json.loads((tmp_path / n / "seen.json").read_text()) for n in "ab")
     assert first["preloaded_in"] == second["preloaded_in"]
     assert first["pid"] != second["pid"]
+    assert first["folder"] != second["folder"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
