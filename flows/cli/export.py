@@ -20,6 +20,7 @@ from trimtab.models.reporting.export import (
     NoProbabilityError,
     export_pairs,
     export_scorer,
+    form_of_prompts,
     known_answers,
     name_for_transformers_4,
 )
@@ -110,7 +111,8 @@ def _write(
     target: Path,
 ) -> None:
     """An artifact's model or pairs, and its card."""
-    command, known = about.get("made", {}).get("command", ""), {}
+    command = about.get("made", {}).get("command", "")
+    known, prompts = {}, None
     exported = Exported(run, command, about.get("settings", {}), card, entry)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
@@ -133,8 +135,13 @@ def _write(
             scores, pairs = artifact / "scores.jsonl", entries.get("preferences")
             if exported.kind == "scorer" and scores.is_file() and pairs:
                 known = known_answers(scores, pairs["digest"])
+                preferences = Path(scratch) / "preferences"
+                store.materialise(
+                    _manifest(store, pairs), preferences, lambda name: name == "train.jsonl"
+                )
+                prompts = form_of_prompts(preferences / "train.jsonl")
     if exported.kind == "scorer":
-        exported = replace(exported, scorer=export_scorer(target, known))
+        exported = replace(exported, scorer=export_scorer(target, known, prompts))
     elif exported.kind == "policy":
         name_for_transformers_4(target)
     (target / "README.md").write_text(model_card(exported), "utf-8")

@@ -61,11 +61,19 @@ def known_answers(scores: Path, digest: str) -> dict[str, Any]:
     return {"mean": mean, "std": std, "count": len(values), "preferences": digest}
 
 
-def export_scorer(folder: Path, known: Mapping[str, Any] | None = None) -> ExportedScorer:
+def form_of_prompts(pairs: Path) -> str:
+    """Whether the prompts of a file of pairs came as `text`, as `messages`, or as `both`."""
+    forms = {"messages" in row for row in read_rows(pairs)}
+    return "both" if len(forms) > 1 else "messages" if True in forms else "text"
+
+
+def export_scorer(
+    folder: Path, known: Mapping[str, Any] | None = None, prompts: str | None = None
+) -> ExportedScorer:
     """Rewrite the scorer in a `save_pretrained` folder so that plain transformers loads it.
 
-    known: its `known_answers`, which go to config.json, but an Advantage Model's: they are of
-    r(x, y) - e(x). Files are replaced, not edited: they may be hard links into the store.
+    known, prompts: its `known_answers` (of an Advantage Model left out: they are of r - e) and the
+    `form_of_prompts` that it learned from. Files are replaced: they may be links into the store.
 
     An Advantage Model's head e(x) is left out: it is the same for all responses to a prompt, and
     transformers reads one token only. Category heads stay, with their gate.
@@ -85,7 +93,7 @@ def export_scorer(folder: Path, known: Mapping[str, Any] | None = None) -> Expor
     config["label2id"] = {label: index for index, label in enumerate(labels)}
     config["problem_type"] = "regression"  # a pipeline then gives the score, not its sigmoid
     _give_padding(folder, config)
-    config[MARK] = end_texts(folder)
+    config[MARK] = end_texts(folder) | ({"prompts": prompts} if prompts else {})
     if known and not has_expected:
         config[MARK]["known_answers"] = dict(known)
     write(path, json.dumps(config, indent=2, sort_keys=True) + "\n")

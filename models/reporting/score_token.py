@@ -33,8 +33,8 @@ from trimtab.models.data.messages import ASSISTANT_MARK, HH_NAMES
 from trimtab.models.synthetic.tasks import ASSISTANT, USER
 
 # In a model's config.json: the token that the score is read at, whether the tokenizer puts it
-# behind every text or only where special tokens are asked for, and of a reward model what it scored
-# on known answers.
+# behind every text or only where special tokens are asked for, whether it learned from prompts of
+# text, of messages or of both, and of a reward model what it scored on known answers.
 MARK = "trimtab"
 # Models whose tokenizer transformers 5 builds anew, without the normalizer of tokenizer.json.
 REBUILT = ("qwen2",)

@@ -26,6 +26,7 @@ from transformers import (
 from trimtab.models.data.messages import (
     ASSISTANT_MARK,
     Message,
+    Render,
     chat_renderer,
     dialogue_of,
     render_hh,
@@ -161,21 +162,34 @@ class ExternalScorer:
         return {"input_ids": ids[-self.limit :]}
 
     def _ids_as_trained(self, dialogue: Dialogue) -> list[int]:
-        """Prompt, answer and end token, messages as the chat template writes them for training."""
+        """Prompt, answer and end token, messages as the chat template writes them for training.
+
+        So, too, a prompt of text that no template has written, to a model of messages alone.
+        """
         if isinstance(dialogue, str):
             prompt, answer = "", dialogue
         else:
             prompt, answer = _texts(dialogue)
-            template, render = self.tokenizer.chat_template or "", chat_renderer(self.tokenizer)
-            if (
-                render is not None
-                and HH_TEMPLATE not in template
-                and prompt.endswith(ASSISTANT_MARK)
-            ):
+            render = chat_renderer(self.tokenizer)
+            if render is not None and self._is_unwritten(prompt, render):
                 *before, last = _messages(dialogue)
-                prompt, answer = render(before), last["content"]
+                gap = " " if self._writes_hh() else ""
+                prompt, answer = render(before), gap + last["content"]
         (row,) = encode(self.tokenizer, [prompt], [[answer]])
         return [*row.prompt, *row.responses[0]]
+
+    def _is_unwritten(self, prompt: str, render: Render) -> bool:
+        """Whether the chat template has still to write a prompt."""
+        if prompt.endswith(ASSISTANT_MARK):
+            return not self._writes_hh()
+        if getattr(self.model.config, MARK, {}).get("prompts") != "messages":
+            return False
+        opening = render([{"role": "user", "content": "x"}]).rpartition("x")[2].strip()
+        marks = (opening, *self.tokenizer.all_special_tokens)
+        return bool(prompt and opening) and not any(mark in prompt for mark in marks)
+
+    def _writes_hh(self) -> bool:
+        return HH_TEMPLATE in str(self.tokenizer.chat_template)
 
     def _is_packed(self, longest: int) -> bool:
         config = self.model.config

@@ -72,7 +72,8 @@ class RewardModel:
         """The score of each of N dialogues, (N,) float32, in logits: differences have a meaning.
 
         inputs: each a whole text, as a chat template has written it; or messages that end with the
-        assistant's; or a tuple of prompt and answer, each text or messages. With `answers`, inputs
+        assistant's; or a tuple of prompt and answer, each text or messages. A plain prompt is a
+        message of the user's to a model that learned from messages alone. With `answers`, inputs
         are the N prompts of these.
 
         Raises ValueError for another form, naming its place, for a dialogue that the model's chat

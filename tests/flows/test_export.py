@@ -21,6 +21,7 @@ from trimtab.flows.config.overrides import apply_changes
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.infra.reports import write_run
 from trimtab.infra.store.store import open_store
+from trimtab.models.reporting.export import form_of_prompts
 
 ESTIMATE = {"value": 0.61, "low": 0.55, "high": 0.67, "count": 300}
 FIGURES = ("label_accuracy", "clean_accuracy", "label_ece_width", "votes_ece_mass")
@@ -181,7 +182,16 @@ def test_reward_models_say_what_they_scored_on_known_answers(home: Path, tmp_pat
         known = json.loads((folder / "config.json").read_text())["trimtab"]["known_answers"]
         assert known == {"mean": 3.0, "std": 3.5**0.5, "count": 4, "preferences": pairs}
     _export("advantage_model", tmp_path / "am")
-    assert "known_answers" not in json.loads((tmp_path / "am/config.json").read_text())["trimtab"]
+    mark = json.loads((tmp_path / "am/config.json").read_text())["trimtab"]
+    assert "known_answers" not in mark and mark["prompts"] == "text"
+
+
+def test_the_form_of_prompts_is_that_of_all_pairs(tmp_path: Path) -> None:
+    text, messages = {"prompt": "a"}, {"prompt": "a", "messages": {"prompt": []}}
+    for rows, form in (([text], "text"), ([messages], "messages"), ([text, messages], "both")):
+        path = tmp_path / "train.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert form_of_prompts(path) == form
 
 
 def test_base_model_and_licence_are_named(home: Path, tmp_path: Path) -> None:

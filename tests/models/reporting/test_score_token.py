@@ -273,6 +273,21 @@ def test_trimtab_reads_the_same_score_of_what_it_exported(saved: Saved, tmp_path
         assert [*found.values()] == pytest.approx(scores[:2], abs=1e-5)
 
 
+def test_a_model_of_messages_reads_a_plain_prompt_as_one(saved: Saved, tmp_path: Path) -> None:
+    """One of text, and one that does not say what it learned from, reads text as it stands."""
+    plain = [(first["content"], last["content"]) for (first, last), _, _ in saved.rows[:2]]
+    written = [(prompt, answer) for _, prompt, answer in saved.rows[:2]]
+    messages = [tuple((m["role"], m["content"]) for m in turns) for turns, _, _ in saved.rows[:2]]
+    for prompts in ("messages", "text", "both", None):
+        folder = tmp_path / str(prompts)
+        shutil.copytree(saved.model, folder)
+        export_scorer(folder, prompts=prompts)
+        scorer = ExternalScorer.load(str(folder))
+        tokens = [[scorer.encode(each) for each in asked] for asked in (messages, written, plain)]
+        assert tokens[0] == tokens[1]
+        assert (tokens[2] == tokens[0]) == (prompts == "messages")
+
+
 @pytest.mark.slow
 def test_trimtab_reads_the_same_score_of_messages_and_whole_texts(saved: Saved) -> None:
     end = load_tokenizer(saved.model).eos_token
