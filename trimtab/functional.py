@@ -51,6 +51,7 @@ from trimtab.models.functional.group import (
     kl_estimates,
     mean_loss,
     overlong_penalties,
+    truncated_weights,
 )
 from trimtab.models.functional.hir import (
     hir_loss,
@@ -222,6 +223,7 @@ __all__ = [
     "swav_loss",
     "token_rewards",
     "top_k_per_cluster",
+    "truncated_weights",
     "unbiased_label",
     "value_loss",
     "weight_per_prompt",

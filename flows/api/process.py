@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from trimtab.infra.processes.environment import child_env
 from trimtab.infra.settings import SettingsError
 
 MAX_TAIL = 4000  # characters of the log that are part of an error
+OPTION = re.compile(r"(^|found |or )--([a-z-]+)")  # as commands' errors name them
+ARGUMENTS = {"apply": "review", "judge": "judges", "reward-model": "reward_models"}
 MISTAKES = {kind.__name__: kind for kind in (ConfigError, SettingsError, CommandError)}
 
 
@@ -67,9 +70,16 @@ def call(work: str, arguments: Mapping[str, Any], *, progress: bool) -> dict[str
         raise CommandError(f"the work's process ended with status {process.returncode}{tail}")
     values: dict[str, Any] = json.loads(answer)
     if "error" in values:
-        raise MISTAKES[values["error"]](values["text"])
+        raise MISTAKES[values["error"]](name_arguments(values["text"]))
     result: dict[str, Any] = values["result"]
     return result
+
+
+def name_arguments(text: str) -> str:
+    """A command's error with the arguments of the calls in place of its options."""
+    return OPTION.sub(
+        lambda option: option[1] + ARGUMENTS.get(option[2], option[2].replace("-", "_")), text
+    )
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.flows.api.process import name_arguments
 from trimtab.flows.cli.export import export
+from trimtab.flows.config.errors import ConfigError
 from trimtab.infra.settings import Settings
 from trimtab.models.reporting.kit.html import new_environment
 from trimtab.models.statistics.measured import Estimate
@@ -89,7 +91,10 @@ class RunResult:
         push: a repository of the Hub to upload it to as well, private. Raises ConfigError for an
         unknown role and a folder with files, CommandError where it cannot be written.
         """
-        return export(self.name, role, Path(to), push, Settings.from_env())
+        try:
+            return export(self.name, role, Path(to), push, Settings.from_env())
+        except ConfigError as error:
+            raise ConfigError(name_arguments(str(error))) from error
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>\n{self.summary}"

@@ -111,8 +111,7 @@ def _write(
     target: Path,
 ) -> None:
     """An artifact's model or pairs, and its card."""
-    command = about.get("made", {}).get("command", "")
-    known, prompts = {}, None
+    command, known, prompts = about.get("made", {}).get("command", ""), {}, None
     exported = Exported(run, command, about.get("settings", {}), card, entry)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:

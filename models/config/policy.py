@@ -88,7 +88,7 @@ class ObjectiveConfig(StageConfig):
     """What the policy's update maximises: its baseline, its mean and its KL penalty.
 
     [RLOO] arXiv 2402.14740, [GRPO] 2402.03300, [Dr. GRPO] 2503.20783, [REINFORCE++] 2501.03262,
-    [DAPO] 2503.14476.
+    [DAPO] 2503.14476. [TIS] Yao et al. 2025, fengyao.notion.site/off-policy-rl.
     """
 
     baseline: Literal["critic", "leave_one_out", "group_mean", "none"] = "critic"
@@ -241,6 +241,10 @@ class PPOConfig(SamplerConfig, TrainerConfig):
     """GAE lambda [PPO: 0.95]"""
     policy_clip: Positive | None = 0.2
     """Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"""
+    importance_cap: Positive | None = None
+    """C, truncated importance weights: the policy loss of a token, or a response by
+    objective.ratio_of, is multiplied by pi / pi_sampler, at most this, where vLLM or bfloat16
+    products sampled; both before nucleus and repetition penalty [TIS]; none: by 1"""
     ratio_denominator: Literal["sampling", "reference"] = "sampling"
     """What the probability ratio divides by: the policy that sampled the response, or the
     reference"""
@@ -332,6 +336,11 @@ class PPOConfig(SamplerConfig, TrainerConfig):
             yield (
                 f"overlong_buffer must be at most max_new_tokens, found {self.overlong_buffer} and "
                 f"{self.max_new_tokens}"
+            )
+        if self.importance_cap is not None and self.vllm is not None and self.temperature != 1:
+            yield (
+                "temperature must be 1 where importance_cap and vllm are given, found "
+                f"{self.temperature:g}: of what it samples vLLM returns the probability at 1"
             )
         if self.objective.upper_clip is not None and self.policy_clip is None:
             yield (

@@ -6,7 +6,8 @@ DeepSeekMath, arXiv 2402.03300, section 4.1. [DR] Liu et al., Understanding R1-Z
 arXiv 2503.14476, section 3. [K] Schulman, Approximating KL Divergence, 2020,
 joschu.net/blog/kl-approx.html. [RK] Liu et al., Rethinking KL Regularization in RLHF,
 arXiv 2510.01555. [CE] Shah et al., A Comedy of Estimators, arXiv 2512.21852. [DS] DeepSeek-V3.2,
-arXiv 2512.02556.
+arXiv 2512.02556. [TIS] Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL
+Training, 2025, fengyao.notion.site/off-policy-rl.
 
 Deviations
 1. A group's standard deviation divides by K - 1 and has 1e-4 added, as in TRL's GRPOTrainer; [GRPO]
@@ -123,6 +124,36 @@ def kl_estimates(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator 
     if estimator == "k1":
         return log_ratio
     return log_ratio.square() / 2 if estimator == "k2" else torch.expm1(-log_ratio) + log_ratio
+
+
+def truncated_weights(
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    cap: float,
+    ratio_of: Literal["token", "response"] = "token",
+) -> Tensor:
+    """min(pi / pi_sampler, C) of tokens that another engine has sampled [TIS].
+
+    What their advantages are multiplied by, and so the policy loss, as the engine's probabilities
+    are not those that the trainer computes. Untruncated they make the gradient unbiased where
+    tokens are drawn from pi_sampler, not from its nucleus; C bounds the variance.
+
+    logprobs: (B, T), nats, of the trainer's policy at sampling. sampler_logprobs: (B, T), nats, of
+    what the tokens were drawn from. response_mask: (B, T) bool, True = counted. cap: C > 0.
+    ratio_of: `response`, the weight of all a response's tokens is that of their product.
+    Returns (B, T), without a gradient, 1 where nothing is counted.
+    Raises ShapeError for other shapes or a mask that is not bool, ValueError for C <= 0.
+    """
+    log_probabilities = {"logprobs": logprobs, "sampler_logprobs": sampler_logprobs}
+    require_shape("truncated_weights", 2, mask=response_mask, **log_probabilities)
+    require_mask("truncated_weights", response_mask, "response_mask")
+    if not cap > 0:
+        raise ValueError(f"truncated_weights: cap must be positive, found {cap}")
+    log_ratio = (logprobs - sampler_logprobs).detach().masked_fill(~response_mask, 0.0)
+    if ratio_of == "response":
+        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+    return log_ratio.exp().clamp(max=cap).masked_fill(~response_mask, 1.0)
 
 
 def overlong_penalties(lengths: Tensor, max_length: int, buffer: int) -> Tensor:

@@ -71,7 +71,7 @@ class Samples:
 
     logprobs, entropies: (B, T) nats, 0 behind a response's end; of the tokens and of what they were
     drawn from, under softmax(logits / temperature) before repetition penalty and nucleus.
-    reported: metrics of vLLM, whose log-probabilities and entropies are NaN.
+    reported: metrics of vLLM, whose log-probabilities are at temperature 1, and entropies NaN.
     """
 
     responses: list[list[int]]

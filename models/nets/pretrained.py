@@ -9,6 +9,7 @@ the file, and what a model attends by is never taken from it. All loading goes t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -59,9 +60,10 @@ def load_config(name: str | PathLike[str], **settings: Any) -> PreTrainedConfig:
 
 def load_tokenizer_of(name: str | PathLike[str], **settings: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        name, trust_remote_code=False, **settings
-    )
+    with _named(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, **settings
+        )
     return tokenizer
 
 
@@ -84,8 +86,18 @@ def refuse_code(name: str | PathLike[str]) -> None:
 
 def code_named_by(name: str | PathLike[str]) -> str | None:
     """The code that the config.json of a folder or hub id names, and what is allowed; else None."""
-    fields, _ = PreTrainedConfig.get_config_dict(name)
+    with _named(name):
+        fields, _ = PreTrainedConfig.get_config_dict(name)
     return _code_in(fields if isinstance(fields, dict) else {})
+
+
+@contextmanager
+def _named(name: str | PathLike[str]) -> Iterator[None]:
+    """Where the hub cannot be reached, transformers does not say for which model it was asked."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{name}: {error}") from error
 
 
 def _code_in(fields: Mapping[str, Any]) -> str | None:

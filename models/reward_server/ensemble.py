@@ -46,9 +46,6 @@ class Member:
         self.scorer, self._end = scorer, str(tokenizer.eos_token or "")
         endings = {self._end, str(tokenizer.pad_token or ""), *stripped} - {""}
         self._endings = sorted(endings, key=len, reverse=True)
-        added = tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special}
-        self._special = sorted({*tokenizer.all_special_tokens, *special} - {""})
 
     def read(self, dialogue: Dialogue) -> tuple[Dialogue, Mapping[str, list[int]]]:
         """The dialogue without what does not belong to it, and its tokens.
@@ -75,7 +72,9 @@ class Member:
             case str(text):
                 return self._clean_whole(text)
             case (str(prompt), str(response)):
-                if not self.scorer.is_own and any(token in prompt for token in self._special):
+                if not self.scorer.is_own and any(
+                    token in prompt for token in self.scorer.control_tokens
+                ):
                     return self._clean_whole(prompt + response)
                 return prompt, response[: self._num_kept(response)]
             case _:

@@ -25,6 +25,7 @@ from transformers import (
 
 from trimtab.models.data.messages import (
     ASSISTANT_MARK,
+    MARKS,
     Message,
     Render,
     chat_renderer,
@@ -52,6 +53,7 @@ Exchange = tuple[str, str] | tuple[tuple[str, str], ...]
 # Or a whole text, as by a chat template that was applied already.
 Dialogue = Exchange | str
 D = TypeVar("D", bound=Dialogue)
+NO_PROMPT = "a prompt that nobody asks"  # behind it a template writes what an answer starts from
 
 
 class ExternalScorer:
@@ -67,6 +69,10 @@ class ExternalScorer:
         self.limit = min(int(longest), tokenizer.model_max_length)
         self.num_cut = 0
         self.refused: dict[Dialogue, str] = {}
+        added = {
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+        }
+        self.control_tokens = tuple(sorted({*tokenizer.all_special_tokens, *added} - {""}))
 
     @classmethod
     def load(cls, name: str) -> ExternalScorer:
@@ -171,22 +177,30 @@ class ExternalScorer:
         else:
             prompt, answer = _texts(dialogue)
             render = chat_renderer(self.tokenizer)
-            if render is not None and self._is_unwritten(prompt, render):
+            if render is not None and prompt.endswith(ASSISTANT_MARK) and not self._writes_hh():
                 *before, last = _messages(dialogue)
-                gap = " " if self._writes_hh() else ""
-                prompt, answer = render(before), gap + last["content"]
+                prompt, answer = render(before), last["content"]
+            elif render is not None and self._is_unwritten(prompt, render):
+                prompt = render([{"role": "user", "content": prompt}])
+                answer = f" {answer.lstrip(' ')}" if self._writes_hh() else answer
         (row,) = encode(self.tokenizer, [prompt], [[answer]])
         return [*row.prompt, *row.responses[0]]
 
     def _is_unwritten(self, prompt: str, render: Render) -> bool:
-        """Whether the chat template has still to write a prompt."""
-        if prompt.endswith(ASSISTANT_MARK):
-            return not self._writes_hh()
-        if getattr(self.model.config, MARK, {}).get("prompts") != "messages":
+        """Whether a prompt is text that the chat template of a model of messages has not written.
+
+        A written one begins with a control token, or ends as the template's prompts do.
+        """
+        if not prompt or getattr(self.model.config, MARK, {}).get("prompts") != "messages":
             return False
-        opening = render([{"role": "user", "content": "x"}]).rpartition("x")[2].strip()
-        marks = (opening, *self.tokenizer.all_special_tokens)
-        return bool(prompt and opening) and not any(mark in prompt for mark in marks)
+        if self._writes_hh():
+            return not any(mark in prompt for mark in MARKS)
+        try:
+            _, _, opening = render([{"role": "user", "content": NO_PROMPT}]).rpartition(NO_PROMPT)
+        except ValueError:  # it takes no user's message alone
+            return False
+        written = prompt.strip()
+        return not written.startswith(self.control_tokens) and not written.endswith(opening.strip())
 
     def _writes_hh(self) -> bool:
         return HH_TEMPLATE in str(self.tokenizer.chat_template)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,11 +57,10 @@ def sample(
     vllm = active_sampler()
     if vllm is not None:
         end_token = tokenizer.eos_token_id
-        responses, reported = vllm.sample(model, end_token, prompts, sampling, generator)
+        sampled = vllm.sample(model, end_token, prompts, sampling, generator)
         if progress is not None:
             progress.advance(len(prompts), len(prompts))
-        unknown = torch.full((len(prompts), sampling.max_new_tokens), math.nan)
-        return Samples(responses, unknown, unknown, reported)
+        return sampled
     was_training = model.training
     model.eval()
     length, device = sampling.max_new_tokens, model.device

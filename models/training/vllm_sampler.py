@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -35,13 +36,12 @@ from transformers import PreTrainedModel
 
 from trimtab.models.config.sampling import SamplerConfig, VllmConfig
 from trimtab.models.nets.device import current_device
-from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.lora import merged_weights
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import distributed, vllm_worker
-from trimtab.models.training.learner import Metrics
 
 PYTHON = "TRIMTAB_VLLM_PYTHON"  # the interpreter that has vLLM; else the trainer's own
 LOG_NAME = "vllm.log"
@@ -107,27 +107,33 @@ class VllmSampler:
         prompts: Sequence[list[int]],
         sampling: Sampling,
         generator: torch.Generator,
-    ) -> tuple[list[list[int]], Metrics]:
+    ) -> Samples:
         """One response for every prompt, in order, ended as `rollouts.sample` ends them.
 
-        And `vllm_gap`, how far its log-probabilities were from the policy's: nats a token. Each
-        response has a seed of its own, on however many ranks. Raises VllmError.
+        Its log-probabilities are those at temperature 1. And `vllm_gap`, how far they were from the
+        policy's: nats a token. Each response has a seed of its own, on however many ranks. Raises
+        VllmError.
         """
         seeds = torch.randint(2**31, (len(prompts),), generator=generator, device="cpu").tolist()
         self._give_weights(policy)
-        tokens = torch.zeros(len(prompts), sampling.max_new_tokens, device=current_device())
-        gap = torch.zeros((), device=current_device())
+        shape, device = (len(prompts), sampling.max_new_tokens), current_device()
+        tokens, logprobs = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        gap = torch.zeros((), device=device)
         mine = distributed.shard(range(len(prompts)))
         if mine:
             local_prompts = [prompts[index] for index in mine]
             request = {"prompts": local_prompts, "seeds": [seeds[index] for index in mine]}
             samples = self._ask({**request, "sampling": _arguments(sampling, end_token)})
             gap += _checked_gap(policy, local_prompts, samples)
-            for index, response in zip(mine, samples["responses"], strict=True):
+            both = zip(samples["responses"], samples["logprobs"], strict=True)
+            for index, (response, noted) in zip(mine, both, strict=True):
                 tokens[index, : len(response)] = torch.tensor(response) + 1  # 0: none
-        distributed.all_reduce_sum([tokens, gap])
+                logprobs[index, : len(response)] = torch.tensor(noted)
+        distributed.all_reduce_sum([tokens, logprobs, gap])
         gap /= min(distributed.world_size(), len(prompts))
-        return [(row[row > 0].long() - 1).tolist() for row in tokens], {"vllm_gap": gap}
+        responses = [(row[row > 0].long() - 1).tolist() for row in tokens]
+        unknown = torch.full_like(logprobs, math.nan)
+        return Samples(responses, logprobs, unknown, {"vllm_gap": gap})
 
     def close(self) -> None:
         """End the process."""

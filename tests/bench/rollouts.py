@@ -146,7 +146,9 @@ def _trimtab(model: PreTrainedModel, words: Words, prompts: list[list[int]]) -> 
 def _vllm(vllm: VllmSampler, model: PreTrainedModel, words: Words, prompts: list[list[int]]) -> int:
     """With the weights handed over, as at each batch."""
     generator = torch.Generator().manual_seed(0)
-    return _num_tokens(vllm.sample(model, words.eos_token_id, prompts, SAMPLING, generator)[0])
+    return _num_tokens(
+        vllm.sample(model, words.eos_token_id, prompts, SAMPLING, generator).responses
+    )
 
 
 @torch.no_grad()

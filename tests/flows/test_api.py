@@ -235,12 +235,20 @@ def test_calls_do_what_the_commands_do(
     pairs = [(row["prompt"], row["chosen"]) for row in rows[:5]]
     scores = trained.load().score(pairs)
     assert scores.tolist() == trimtab.RewardModel.load(numbers["model"]).score(pairs).tolist()
-    with pytest.raises(ConfigError, match="--to: found .*, which is not empty; allowed: a new"):
+    with pytest.raises(ConfigError, match="^to: found .*, which is not empty; allowed: a new"):
         trimtab.train_reward(rows, str(base), to=tmp_path / "model", **changes)
     with pytest.raises(ConfigError, match="preferences.max_pairs: Input should be greater than 0"):
         trimtab.audit(rows, preferences={"max_pairs": -1})
     with pytest.raises(ConfigError, match="unknown recipe 'smok'"):
         trimtab.run("smok")
+    with pytest.raises(ConfigError, match="^found review and relabel.review; allowed: "):
+        trimtab.audit(rows, review="x", relabel={"review": "y"})
+    with pytest.raises(ConfigError, match="^to: found .*, which is not empty; allowed: a new"):
+        trained.export("reward_model", tmp_path / "model")
+    with pytest.raises(ConfigError, match="^budget: found 'x'; allowed: "):
+        trimtab.audit(rows, budget="x")
+    with pytest.raises(ConfigError, match="^found reward_models and ensemble.rewards; allowed: "):
+        trimtab.audit(rows, reward_models=["x"], ensemble={"rewards": []})
 
 
 CALLER = """

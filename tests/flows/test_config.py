@@ -196,6 +196,10 @@ NOISE = 'relabel={"noise":"%s","flip_below":null}'
             "reinforce_pp.baseline must be another than critic, found critic",
         ),
         (
+            ["ppo.importance_cap=2", "ppo.vllm.cache_gib=1"],
+            "temperature must be 1 where importance_cap and vllm are given, found 0.8",
+        ),
+        (
             ["ppo.overlong_buffer=25"],
             "overlong_buffer must be at most max_new_tokens, found 25 and 24",
         ),

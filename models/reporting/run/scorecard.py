@@ -69,9 +69,9 @@ class Scorecard:
     in_sample or cross_fitted; vote_used: which of them relabelling used. audit_baselines: the same
     by name, of the embedding models and of length. human_votes: by way of voting or embedding
     model, then by split; empty where no pair carries people's votes. audit: numbers of the audit's
-    page; empty without one. scorers: baseline (raw labels,
-    the ensemble's first member), relabelled, advantage_model, states_linear, embedding_linear and
-    embedding_nearest (the preference models on vectors of the answers). revisions: None without a
+    page; empty without one. scorers: baseline (raw labels, the ensemble's first member),
+    relabelled, advantage_model, external_reward, states_linear, embedding_linear and
+    embedding_nearest (preference models on vectors of the answers). revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
     configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
     """

@@ -31,6 +31,7 @@ NAMES = {
     "baseline": "member_0",
     "relabelled": "reward_model",
     "advantage_model": "advantage_model",
+    "external_reward": "reward",
     **{role: role for role in EMBEDDING_MODELS},
 }
 BINNINGS: tuple[Binning, ...] = ("width", "mass")
@@ -40,8 +41,7 @@ LABEL_NAMES: dict[Labels, str] = {"annotators": "annotators' labels", "clean": "
 
 @dataclass(frozen=True)
 class CategoryScores:
-    """Scores of all answers in one category's test pairs, in the scorer's unit, and accuracy on
-    the annotators' labels."""
+    """Scores of all answers to a category's test pairs, and accuracy on annotators' labels."""
 
     mean: float
     std: float
@@ -67,12 +67,13 @@ class Scorer:
     label_*: against the annotators' labels; clean_*: pairs that are no near-ties with the label
     put right by gold (None without truth). *_ece_width, *_ece_mass: expected calibration error,
     10 bins of equal width or equal mass. votes_ece_*: the same against the share of people's votes
-    for the answer that the scorer prefers, undecided votes left out (None without votes).
-    category_mean_spread: standard deviation over categories (dividing by their number) of the mean
-    score of all test answers; category_std: mean over categories of the standard deviation within;
-    spread_ratio: the former over the latter, free of the scorer's unit (None with fewer than two
-    categories). longer_preferred: how often it prefers the longer answer, in words, of test pairs
-    whose answers differ in length. probes: by name of `trimtab.models.training.probes`.
+    for the answer that the scorer prefers, undecided votes left out (None without votes). An
+    external reward, of any unit, has no calibration error. category_mean_spread: standard
+    deviation over categories (dividing by their number) of the mean score of all test answers;
+    category_std: mean over categories of the standard deviation within; spread_ratio: the former
+    over the latter (None with fewer than two categories). longer_preferred: how often it prefers
+    the longer answer, in words, of test pairs whose answers differ in length. probes: by name of
+    `trimtab.models.training.probes`.
     """
 
     role: str
@@ -120,7 +121,7 @@ def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
         gap = scored.gap
         clusters = cluster_ids(row["prompt"] for row in scored.rows)
         measures[f"{prefix}_accuracy"] = share_estimate(gap > 0, clusters)
-        for binning in BINNINGS if len(gap) else ():
+        for binning in BINNINGS if len(gap) and role != NAMES["external_reward"] else ():
             error = partial(_ece_of, gap, binning)
             measures[f"{prefix}_ece_{binning}"] = biased_estimate(error, len(gap), seed)
     return Scorer(
@@ -139,10 +140,8 @@ def _longer_preferred(artifacts: Artifacts, role: str) -> Estimate | None:
     scored = artifacts.labelled_gaps(role)
     more = torch.tensor([_num_more_words(row) for row in scored.rows])
     differs = more != 0
-    prefers_longer = scored.gap[differs] * more[differs] > 0
-    return share_estimate(
-        prefers_longer, cluster_ids(row["prompt"] for row in scored.rows)[differs]
-    )
+    clusters = cluster_ids(row["prompt"] for row in scored.rows)[differs]
+    return share_estimate(scored.gap[differs] * more[differs] > 0, clusters)
 
 
 def _num_more_words(row: Row) -> int:
@@ -167,7 +166,7 @@ def _errors_of_votes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Es
     votes = [row.get("votes") or {} for row in scored.rows]
     counts = torch.tensor([[v.get("chosen", 0), v.get("rejected", 0)] for v in votes]).view(-1, 2)
     decided = counts.sum(1) > 0
-    if not decided.any():
+    if role == NAMES["external_reward"] or not decided.any():
         return {}
     confidence, _ = pair_confidence(scored.gap[decided])
     shares = counts[decided].double() / counts[decided].sum(1, keepdim=True)

@@ -11,7 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.functional.group import group_advantages, overlong_penalties
+from trimtab.models.functional.group import (
+    group_advantages,
+    overlong_penalties,
+    truncated_weights,
+)
 from trimtab.models.functional.masked import masked_mean, masked_whiten
 from trimtab.models.functional.ppo import (
     RunningMoments,
@@ -41,7 +45,8 @@ class Experience:
     units; values are 0 without a critic. response_mask: (N, L) bool, True = sampled by the policy.
     kl_coef: (N,) of the KL penalty, score units a nat. scores: (N,) raw from the scorer or judge,
     or combined from several, on the host; normalised_scores: (N,) after scaling or normalisation
-    and clipping. texts: rows of the rollout log. reported: metrics of the switches that are on.
+    and clipping. importance: (N, L), truncated weights of the policy loss; None: all 1. texts: rows
+    of the rollout log. reported: metrics of the switches that are on.
     """
 
     rows: list[Candidates]
@@ -56,6 +61,7 @@ class Experience:
     normalised_scores: Tensor
     advantages: Tensor
     returns: Tensor
+    importance: Tensor | None
     reported: Metrics
 
     def monitors(self) -> dict[str, Tensor]:
@@ -113,6 +119,9 @@ def collect(
         ref_logprobs, _, response_mask = map_rows(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature), width
         )
+    importance, weighed = _importance(
+        config, old_logprobs, noted.logprobs[:, :width], response_mask
+    )
     values = _values(models.critic, rows, torch.zeros_like(ref_logprobs))
     responses = [tokenizer.decode(ids, skip_special_tokens=True) for ids in sampled_ids]
     prompts = [prompt for prompt in prompts for _ in range(num_responses)]
@@ -148,7 +157,8 @@ def collect(
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
-        reported=noted.reported | reported | penalised | clipped,
+        importance=importance,
+        reported=noted.reported | weighed | reported | penalised | clipped,
     )
 
 
@@ -199,6 +209,24 @@ def _policy_logprobs(
         )
         return logprobs, entropies
     return noted.logprobs[:, :width], noted.entropies[:, :width]
+
+
+def _importance(
+    config: PPOConfig, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor
+) -> tuple[Tensor | None, Metrics]:
+    """The weights (N, L) that `importance_cap` asks for, and their mean and share at the cap, over
+    tokens, or responses where the ratio is theirs."""
+    cap = config.importance_cap
+    if cap is None:
+        return None, {}
+    ratio_of = config.objective.ratio_of
+    weights = truncated_weights(logprobs, sampler_logprobs, mask, cap, ratio_of)
+    counted = mask[:, :1] if ratio_of == "response" else mask
+    of_each = weights[:, : counted.shape[1]]
+    return weights, {
+        "importance_mean": masked_mean(of_each, counted),
+        "importance_capped_fraction": masked_mean((of_each >= cap).float(), counted),
+    }
 
 
 def _log_rows(

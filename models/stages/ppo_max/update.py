@@ -123,6 +123,8 @@ class ActorCritic:
                 self.config, advantages[at], experience.response_mask[at]
             )
             advantages = advantages.index_copy(0, at, treated)
+        if experience.importance is not None:
+            advantages = advantages * experience.importance
         values: tuple[Tensor, ...] = (old, advantages)
         if self.config.objective.kl_in == "loss":
             values += (experience.ref_logprobs, experience.kl_coef, experience.old_logprobs)

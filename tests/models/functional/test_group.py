@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Literal
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from trimtab.models.functional.group import (
     kl_estimates,
     mean_loss,
     overlong_penalties,
+    truncated_weights,
 )
 from trimtab.models.functional.ppo import kl_loss, policy_loss
 
@@ -310,6 +312,52 @@ def test_at_ratio_one_a_response_has_the_gradient_of_its_likelihood() -> None:
     loss, _ = policy_loss(logprobs, old, advantages, mask, 0.2, "response", LossMean("sequence"))
     (gradient,) = torch.autograd.grad(loss, logprobs)
     torch.testing.assert_close(gradient, torch.where(mask, -advantages / 4, 0.0))
+
+
+# truncated_weights
+
+
+def test_truncated_weights_by_hand() -> None:
+    """Ratios 3, 1/2, 1 and, not counted, one of what is unknown; their product is 3/2."""
+    sampler = torch.full((1, 4), -2.0, dtype=F64)
+    logprobs = sampler + torch.tensor([[3.0, 0.5, 1.0, 1.0]], dtype=F64).log()
+    sampler[0, 3] = float("nan")
+    mask = torch.tensor([[True, True, True, False]])
+    by_token = truncated_weights(logprobs.requires_grad_(), sampler, mask, 2.0)
+    assert by_token.tolist() == [pytest.approx([2.0, 0.5, 1.0, 1.0])]
+    assert not by_token.requires_grad
+    by_response = truncated_weights(logprobs, sampler, mask, 2.0, "response")
+    assert by_response.tolist() == [pytest.approx([1.5, 1.5, 1.5, 1.0])]
+    assert truncated_weights(logprobs, sampler, mask, 1.2, "response").max() == pytest.approx(1.2)
+    with pytest.raises(ValueError, match="cap must be positive, found 0"):
+        truncated_weights(logprobs, sampler, mask, 0.0)
+
+
+@pytest.mark.parametrize("ratio_of", ["token", "response"])
+def test_weights_make_the_gradient_that_of_the_policy(
+    ratio_of: Literal["token", "response"],
+) -> None:
+    """Over all answers of one token, drawn from another distribution; truncated it is not."""
+    logits = torch.randn(5, dtype=F64, requires_grad=True)
+    sampler = torch.randn(5, dtype=F64).log_softmax(0).unsqueeze(1)
+    advantages, mask = torch.randn(5, 1, dtype=F64), torch.ones(5, 1, dtype=torch.bool)
+
+    def gradient(drawn_from: Tensor, cap: float | None) -> Tensor:
+        logprobs = logits.log_softmax(0).unsqueeze(1)
+        old = logprobs.detach()
+        weights = 1.0 if cap is None else truncated_weights(old, sampler, mask, cap, ratio_of)
+        given = (logprobs, old, advantages * weights, mask)
+        losses = [
+            probability * policy_loss(*(x[n : n + 1] for x in given), None, ratio_of)[0]
+            for n, probability in enumerate(drawn_from.exp().flatten().tolist())
+        ]
+        (result,) = torch.autograd.grad(torch.stack(losses).sum(), logits)
+        return result
+
+    expected = gradient(logits.detach().log_softmax(0), None)
+    torch.testing.assert_close(gradient(sampler, float("inf")), expected)
+    for cap in (None, 0.5):
+        assert not torch.allclose(gradient(sampler, cap), expected, rtol=1e-2)
 
 
 # overlong_penalties

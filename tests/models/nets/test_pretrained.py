@@ -18,6 +18,7 @@ from trimtab.models.nets.loading import (
     load_critic,
     load_policy,
     load_scorer,
+    load_tokenizer,
     new_scorer,
     save_model,
 )
@@ -95,6 +96,15 @@ def test_attention_is_not_taken_from_a_folder(
     model = next(each for each in model.modules() if hasattr(each, "config"))
     assert model.config._attn_implementation == "sdpa"
     assert fetched == []
+
+
+@pytest.mark.parametrize("loader", [*LOADERS, "tokenizer"])
+def test_a_model_that_is_not_here_is_named_where_the_hub_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match="^someone/absent: "):
+        (LOADERS | {"tokenizer": load_tokenizer})[loader](Path("someone/absent"))
 
 
 def test_nothing_is_loaded_beside_these_functions() -> None:

@@ -275,17 +275,35 @@ def test_trimtab_reads_the_same_score_of_what_it_exported(saved: Saved, tmp_path
 
 def test_a_model_of_messages_reads_a_plain_prompt_as_one(saved: Saved, tmp_path: Path) -> None:
     """One of text, and one that does not say what it learned from, reads text as it stands."""
-    plain = [(first["content"], last["content"]) for (first, last), _, _ in saved.rows[:2]]
-    written = [(prompt, answer) for _, prompt, answer in saved.rows[:2]]
-    messages = [tuple((m["role"], m["content"]) for m in turns) for turns, _, _ in saved.rows[:2]]
+    told = [(first["content"], last["content"]) for (first, last), _, _ in saved.rows]
+    # Words that templates write, too, in a prompt that none has written.
+    plain = [*told, ("An ad for a personal Assistant: funny.", "\nassistant\n"), ("a </s> b", "c")]
+    written = [(prompt, answer) for _, prompt, answer in saved.rows]
+    messages = [(("user", asked), ("assistant", answer)) for asked, answer in plain]
     for prompts in ("messages", "text", "both", None):
         folder = tmp_path / str(prompts)
         shutil.copytree(saved.model, folder)
         export_scorer(folder, prompts=prompts)
         scorer = ExternalScorer.load(str(folder))
         tokens = [[scorer.encode(each) for each in asked] for asked in (messages, written, plain)]
-        assert tokens[0] == tokens[1]
-        assert (tokens[2] == tokens[0]) == (prompts == "messages")
+        assert tokens[0][: len(written)] == tokens[1]
+        assert [one == other for one, other in zip(tokens[0], tokens[2], strict=True)] == [
+            prompts == "messages"
+        ] * len(plain)
+
+
+@pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
+def test_a_template_that_wants_a_system_s_turn_has_written_its_prompts(
+    saved: Saved, tmp_path: Path
+) -> None:
+    shutil.copytree(saved.model, tmp_path / "saved")
+    export_scorer(tmp_path / "saved", prompts="messages")
+    scorer = ExternalScorer.load(str(tmp_path / "saved"))
+    before = scorer.encode(saved.rows[0][1:])
+    scorer.tokenizer.chat_template = (
+        "{%- if messages[0].role != 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
+    )
+    assert scorer.encode(saved.rows[0][1:]) == before
 
 
 @pytest.mark.slow

@@ -270,6 +270,19 @@ def test_metrics_are_those_that_the_page_for_trls_users_names(
     assert set(named) <= read_metrics(output / "metrics.jsonl")[-1].keys()
 
 
+@pytest.mark.narrow
+def test_what_bfloat16_sampled_is_weighed(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], narrow_products: None
+) -> None:
+    """Only rounding lies between sampler and update, which pass the same weights."""
+    config = smoke_config.ppo.model_copy(update={"importance_cap": 2.0})
+    found = _collected(PPORun(config, Stage(inputs, tmp_path)))
+    assert found.importance is not None
+    weights = found.importance[found.response_mask]
+    assert 0.8 < weights.min() < 1 < weights.max() < 1.25
+    assert float(found.monitors()["importance_mean"]) == pytest.approx(1.0, abs=0.01)
+
+
 def test_penalties_are_taken_from_what_is_cut_or_long(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:

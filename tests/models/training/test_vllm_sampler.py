@@ -6,6 +6,7 @@ With TRIMTAB_VLLM_PYTHON in the environment these tests have vLLM itself, else a
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import subprocess
@@ -25,7 +26,7 @@ from tests.models.jobs import job, killed_and_whole, read_by
 from tests.models.training.pretend_vllm import vllm as pretend_vllm
 from trimtab.infra.processes.launch import launch
 from trimtab.models.config.judge import ChatModelConfig
-from trimtab.models.config.policy import PPOConfig, ReviseConfig, SampleResponsesConfig
+from trimtab.models.config.policy import RLOO, PPOConfig, ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.reward import ExpectedRewardConfig
 from trimtab.models.config.sampling import SamplerConfig, VllmConfig
 from trimtab.models.config.training import LoraConfig
@@ -46,6 +47,7 @@ from trimtab.models.training.vllm_sampler import PYTHON, VllmError, VllmSampler
 ROOT = Path(__file__).resolve().parents[3]
 STAND_IN = Path(__file__).with_name("pretend_vllm")
 HAS_VLLM = PYTHON in os.environ
+_noted = vllm_worker._own_logprobs
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10, 11, 12, 13]] * 4
 
 
@@ -112,8 +114,8 @@ def test_it_multiplies_in_what_the_trainer_s_layers_do(
 def _sampled(sampler: VllmSampler, model: Any, seed: int = 0) -> tuple[list[list[int]], float]:
     generator = torch.Generator().manual_seed(seed)
     sampling = Sampling(temperature=0.7, max_new_tokens=12, top_p=0.9)
-    responses, reported = sampler.sample(model, 2, PROMPTS, sampling, generator)
-    return responses, float(reported["vllm_gap"])
+    sampled = sampler.sample(model, 2, PROMPTS, sampling, generator)
+    return sampled.responses, float(sampled.reported["vllm_gap"])
 
 
 @pytest.mark.slow
@@ -130,6 +132,46 @@ def test_the_first_ratio_is_one(tmp_path: Path, config: PPOConfig, inputs: Any) 
     assert any(row.responses[0][-1] == end for row in experience.rows)
     assert max(lengths) <= config.max_new_tokens
     assert all(end not in row.responses[0][:-1] for row in experience.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
+@pytest.mark.parametrize("ratio_of", ["token", "response"])
+def test_the_loss_is_weighed_by_how_far_the_sampler_is_off(
+    tmp_path: Path,
+    config: PPOConfig,
+    inputs: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    ratio_of: str,
+) -> None:
+    """Of tokens that the sampler says it drew at half their probability: at most 1.5 times."""
+    whole: dict[str, Any] = {
+        "ptx_coef": 0.0,
+        "temperature": 1.0,
+        "train_batch": config.rollout_batch,
+    }
+    if ratio_of == "response":
+        whole |= {"objective": RLOO, "critic_pretrain_steps": 0}
+    config = config.model_copy(update=whole)
+    norms = []
+    for cap, shift in ((None, 0.0), (1.5, 0.0), (1.5, math.log(2))):
+        changed = config.model_copy(update={"importance_cap": cap})
+        with monkeypatch.context() as patched, vllm_sampler.vllm_sampler(changed, tmp_path):
+            patched.setattr(vllm_sampler, "_checked_gap", lambda *_: torch.zeros(()))
+            patched.setattr(
+                vllm_worker, "_own_logprobs", lambda one, s=shift: [x - s for x in _noted(one)]
+            )
+            run = PPORun(changed, Stage(inputs, tmp_path / str(len(norms))))
+            experience = run._collect(list(range(run.counts.prompts)))
+            norms.append(float(run.learner.update(experience, True)["policy_grad_norm"]))
+        monitors = experience.monitors()
+        assert ("importance_mean" in monitors) == (cap is not None)
+        if cap is not None:
+            weight = 1.5 if shift else 1.0
+            assert float(monitors["importance_mean"]) == pytest.approx(weight, abs=1e-3)
+            assert float(monitors["importance_capped_fraction"]) == (1.0 if shift else 0.0)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert norms[2] == pytest.approx(1.5 * norms[0], rel=1e-3)
 
 
 @pytest.mark.slow
