@@ -66,6 +66,10 @@ def run(config: EvaluateConfig, stage: Stage) -> None:
         config.repetition_penalty,
         config.instruction,
     )
+    # A pass over the prompts to sample, one for each scorer, two for the KL.
+    passes = 4 + sum(name.startswith("judge_") for name in stage.inputs)
+    size = config.num_candidates * len(prompts)
+    progress = Progress(stage.workdir, of=passes * size)
     with vllm_sampler(config, stage.workdir):
         answers = respond_often(
             policy,
@@ -74,9 +78,10 @@ def run(config: EvaluateConfig, stage: Stage) -> None:
             config.num_candidates,
             sampling,
             torch.Generator().manual_seed(config.seed),
-            Progress(stage.workdir),
+            progress,
         )
-    best, values, columns = _measures(config, stage, policy, tokenizer, rows, answers)
+    progress.finish(size)
+    best, values, columns = _measures(config, stage, policy, tokenizer, rows, answers, progress)
     distributed.leave()
     if config.has_gold:
         gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
@@ -102,6 +107,7 @@ def _measures(
     tokenizer: PreTrainedTokenizerBase,
     prompt_rows: list[Row],
     answers: list[list[str]],
+    progress: Progress,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
     """The best candidate (N,), the scores (N, n) of all, and measures (N,) of the best ones.
 
@@ -119,17 +125,18 @@ def _measures(
     names = ("scorer", *heldout)
     trained = [name for name in names if not is_external(stage.inputs[name])]
     for name in names:
-        if name not in trained:
+        if name in trained:
+            scorer = stage.scorer(name)
+            reader = other_tokenizer(stage.inputs[name] / "model", stage.inputs["policy"] / "model")
+            shared = tie_trunk(policy, scorer, depth) if reader is None else 0
+            if name == trained[0]:
+                depth = shared
+                rows = with_trunk(policy, rows, depth)
+            scores[name] = score_samples(scorer, reader, rows, prompt_rows, answers)
+            del scorer
+        else:
             scores[name] = score_by(stage, name, config.seed, prompt_rows, answers)
-            continue
-        scorer = stage.scorer(name)
-        reader = other_tokenizer(stage.inputs[name] / "model", stage.inputs["policy"] / "model")
-        shared = tie_trunk(policy, scorer, depth) if reader is None else 0
-        if name == trained[0]:
-            depth = shared
-            rows = with_trunk(policy, rows, depth)
-        scores[name] = score_samples(scorer, reader, rows, prompt_rows, answers)
-        del scorer
+        progress.finish(config.num_candidates * len(prompt_rows))
     best = best_of(scores["scorer"])
     if config.num_candidates > 1:
         rows = [
@@ -142,7 +149,10 @@ def _measures(
         instructed = [Candidates(row.prompt + instruction, row.responses) for row in rows]
     reference = load_policy(stage.inputs["reference"] / "model", is_frozen=True)
     tie_trunk(policy, reference, depth)
-    ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
+    ours = logprob_rows(policy, instructed)[:, 0]
+    progress.finish(config.num_candidates * len(prompt_rows))
+    theirs = logprob_rows(reference, rows)[:, 0]
+    progress.finish(config.num_candidates * len(prompt_rows))
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
     lengths = [len(row.responses[0]) for row in rows]
     heldout_scores = {name: scores[name] for name in heldout}

@@ -57,6 +57,11 @@ class Progress:
                 self.advance(done, total)
         self.before += total
 
+    def finish(self, total: int) -> None:
+        """Record that a part is done; what is recorded next comes on top of it."""
+        self.advance(total, total)
+        self.before += total
+
     def advance(self, done: int, total: int) -> None:
         """Record progress for the progress bar."""
         done, total = self.before + done, self.total or total
