@@ -66,8 +66,8 @@ def run(config: EvaluateConfig, stage: Stage) -> None:
         config.repetition_penalty,
         config.instruction,
     )
-    # A pass over the prompts to sample, one for each scorer, two for the KL.
-    passes = 4 + sum(name.startswith("judge_") for name in stage.inputs)
+    # A pass over the prompts to sample, one for each scorer, one for the KL.
+    passes = 3 + sum(name.startswith("judge_") for name in stage.inputs)
     size = config.num_candidates * len(prompts)
     progress = Progress(stage.workdir, of=passes * size)
     with vllm_sampler(config, stage.workdir):
@@ -149,9 +149,7 @@ def _measures(
         instructed = [Candidates(row.prompt + instruction, row.responses) for row in rows]
     reference = load_policy(stage.inputs["reference"] / "model", is_frozen=True)
     tie_trunk(policy, reference, depth)
-    ours = logprob_rows(policy, instructed)[:, 0]
-    progress.finish(config.num_candidates * len(prompt_rows))
-    theirs = logprob_rows(reference, rows)[:, 0]
+    ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     progress.finish(config.num_candidates * len(prompt_rows))
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
     lengths = [len(row.responses[0]) for row in rows]

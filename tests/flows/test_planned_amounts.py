@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 SUPERVISED = {"sft", "reward_model", "advantage_model", "meta_rm"}
 SAMPLING = {"comparisons", "rehearsal", "evaluate"}
+SCORERS = {"scorer", "judge_0", "judge_1", "judge_2"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,9 @@ def test_stages_that_sample_give_the_planned_answers_and_none_too_long(ran: list
     answers = {"rehearsal": "rehearsal.jsonl", "evaluate": "responses.jsonl"}
     for each in _of(ran, *SAMPLING):
         stage, config, work = each.row.stage.stage, each.row.stage.config, each.row.work
-        assert each.totals == {work.sampled_tokens // config.max_new_tokens}
+        # An evaluation passes its answers once to sample, for each scorer, and for the KL.
+        passes = 1 + len(each.inputs.keys() & SCORERS) + 1 if stage == "evaluate" else 1
+        assert each.totals == {passes * work.sampled_tokens // config.max_new_tokens}
         if stage == "comparisons":
             assert work.examples == len(read_rows(each.inputs["data"] / "pair_prompts.jsonl"))
             rows = read_rows(each.folder / "train.jsonl")

@@ -254,7 +254,8 @@ def _ppo_update() -> Callable[[], object]:
         device.current_device()
     )
     names = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
-    experience = SimpleNamespace(rows=rows, response_mask=mask, **dict.fromkeys(names, values))
+    tensors = dict.fromkeys(names, values)
+    experience = SimpleNamespace(rows=rows, response_mask=mask, importance=None, **tensors)
     return lambda: learner.update(experience, updates_policy=True)  # type: ignore[arg-type]
 
 

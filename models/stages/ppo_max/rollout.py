@@ -119,9 +119,7 @@ def collect(
         ref_logprobs, _, response_mask = map_rows(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature), width
         )
-    importance, weighed = _importance(
-        config, old_logprobs, noted.logprobs[:, :width], response_mask
-    )
+    importance, weighed = _importance(config, old_logprobs, noted, response_mask)
     values = _values(models.critic, rows, torch.zeros_like(ref_logprobs))
     responses = [tokenizer.decode(ids, skip_special_tokens=True) for ids in sampled_ids]
     prompts = [prompt for prompt in prompts for _ in range(num_responses)]
@@ -138,10 +136,7 @@ def collect(
         kl_coefs if config.objective.kl_in == "reward" else 0.0,
         config.objective.kl_estimator,
     )
-    advantages, returns = _advantages(config, rewards, values, response_mask)
-    clipped: Metrics = {}
-    if not whitens_minibatches(config):
-        advantages, clipped = treat_advantages(config, advantages, response_mask)
+    advantages, returns, clipped = _treated_advantages(config, rewards, values, response_mask)
     if held_out is not None:
         reported |= held_out_monitors(scores, held_out)
     return Experience(
@@ -212,7 +207,7 @@ def _policy_logprobs(
 
 
 def _importance(
-    config: PPOConfig, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor
+    config: PPOConfig, logprobs: Tensor, noted: Samples, mask: Tensor
 ) -> tuple[Tensor | None, Metrics]:
     """The weights (N, L) that `importance_cap` asks for, and their mean and share at the cap, over
     tokens, or responses where the ratio is theirs."""
@@ -220,6 +215,7 @@ def _importance(
     if cap is None:
         return None, {}
     ratio_of = config.objective.ratio_of
+    sampler_logprobs = noted.logprobs[:, : mask.shape[1]]
     weights = truncated_weights(logprobs, sampler_logprobs, mask, cap, ratio_of)
     counted = mask[:, :1] if ratio_of == "response" else mask
     of_each = weights[:, : counted.shape[1]]
@@ -294,6 +290,17 @@ def _advantages(
         rewards.sum(1), objective.num_responses, objective.baseline, objective.divide_by_std
     )
     return torch.where(mask, of_responses.unsqueeze(1), torch.zeros_like(rewards)), returns
+
+
+def _treated_advantages(
+    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Advantages, treated unless each update does so, returns (N, L), and the clip's metrics."""
+    advantages, returns = _advantages(config, rewards, values, mask)
+    if whitens_minibatches(config):
+        return advantages, returns, {}
+    advantages, clipped = treat_advantages(config, advantages, mask)
+    return advantages, returns, clipped
 
 
 def whitens_minibatches(config: PPOConfig) -> bool:
