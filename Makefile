@@ -56,8 +56,8 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/explanation/performanc
 	$(BIN)/python -m tests.bench.rollouts --ending
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --max-prompt 256
-	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --max-prompt 256 --objective grpo
-	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --max-prompt 256 --objective rloo
+	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --objective grpo
+	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --objective rloo
 	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96
 	$(BIN)/python -m tests.bench.scoring --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.growth
