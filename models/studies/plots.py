@@ -7,7 +7,17 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from trimtab.models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
+from trimtab.models.reporting.kit.charts import (
+    BLUE,
+    GREY,
+    HEIGHT,
+    LIGHT,
+    ORANGE,
+    RED,
+    Chart,
+    Panel,
+    style,
+)
 from trimtab.models.studies.results import Plot
 
 # As in a run's own report.
@@ -18,6 +28,7 @@ POINTS = (BLUE, RED)
 PATHS = (5.6, 6.2)
 # Characters that fit into one row of a legend, and those that an entry's line sample takes.
 LEGEND_WIDTH, SWATCH = 72, 8
+LEGEND_ROW, LEGEND_ROWS = 0.17, 4  # inches of a legend's row, and rows that a panel has room for
 LABEL_WIDTH = 36  # characters of a vertical axis' label in a row
 # Bars whose names do not fit beside one another lie: inches of a bar, of a name's row, of the rest.
 FLAT_BAR, FLAT_ROW, FLAT_REST, FLAT_WIDTH = 0.14, 0.16, 1.2, 6.2
@@ -34,7 +45,9 @@ def draw(plots: Sequence[Plot]) -> Chart:
     longest = max((len(word) for tick in first.ticks for word in tick.split()), default=0)
     if first.kind == "bars" and longest > tick_width:
         return _draw_flat(plots)
-    with Panel(*(PATHS if first.kind == "paths" else ())) as panel:
+    columns = _legend_columns(list(first.series))
+    taller = LEGEND_ROW * max(0, -(-len(first.series) // columns) - LEGEND_ROWS)
+    with Panel(*(PATHS if first.kind == "paths" else (HEIGHT + taller,))) as panel:
         for index, name in enumerate(first.series):
             DRAWERS[first.kind](panel, index, name, plots)
         if first.ticks:
@@ -43,7 +56,6 @@ def draw(plots: Sequence[Plot]) -> Chart:
         if first.kind == "paths":
             panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
         elif len(first.series) > 1:  # above the axes: inside it would hide what it names
-            columns = _legend_columns(list(first.series))
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )

@@ -171,8 +171,9 @@ class Panel:
 
 
 def style(index: int) -> tuple[str, str, str]:
-    """Colour, line style and marker of the n-th series."""
-    return STYLES[index % len(STYLES)]
+    """Colour, line style and marker of the n-th series; colours come again in other line styles."""
+    (colour, _, marker), turn = STYLES[index % len(STYLES)], index // len(STYLES)
+    return colour, STYLES[(index + turn) % len(STYLES)][1], marker
 
 
 def policy_style(name: str) -> tuple[str, str, str]:
