@@ -69,6 +69,7 @@ class ExternalScorer:
         self.limit = min(int(longest), tokenizer.model_max_length)
         self.num_cut = 0
         self.refused: dict[Dialogue, str] = {}
+        self._opening: str | None = None  # of an answer, by the chat template, once it is asked for
         added = {
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special
         }
@@ -195,12 +196,10 @@ class ExternalScorer:
             return False
         if self._writes_hh():
             return not any(mark in prompt for mark in MARKS)
-        try:
-            _, _, opening = render([{"role": "user", "content": NO_PROMPT}]).rpartition(NO_PROMPT)
-        except ValueError:  # it takes no user's message alone
-            return False
+        if self._opening is None:
+            self._opening = _opening_of(render)
         written = prompt.strip()
-        return not written.startswith(self.control_tokens) and not written.endswith(opening.strip())
+        return not written.startswith(self.control_tokens) and not written.endswith(self._opening)
 
     def _writes_hh(self) -> bool:
         return HH_TEMPLATE in str(self.tokenizer.chat_template)
@@ -240,6 +239,15 @@ class ExternalScorer:
             inputs = {name: values.to(self.model.device) for name, values in batch.items()}
             scores = self.model(**inputs).logits.float()[:, 0].tolist()
             yield from zip((order[index] for index in part), scores, strict=True)
+
+
+def _opening_of(render: Render) -> str:
+    """What a chat template writes between a user's message and the answer, stripped; empty, which
+    all prompts end with, where it takes no such message alone."""
+    try:
+        return render([{"role": "user", "content": NO_PROMPT}]).rpartition(NO_PROMPT)[2].strip()
+    except ValueError:
+        return ""
 
 
 def _messages(dialogue: Exchange) -> list[Message]:

@@ -182,7 +182,7 @@ def test_a_run_by_a_function_and_judges_from_outside(
     assert stages["reward"]["parents"]["content_0"]["stage"] == "raw"
     scorer = card["scorers"]["external_reward"]
     assert 0 < scorer["label_accuracy"]["value"] < 1 and scorer["label_ece_width"] is None
-    assert "external reward:" in (home / "reports/mine/report.html").read_text()
+    assert "reward from outside:" in (home / "reports/mine/report.html").read_text()
     key = stages["eval_best_of_n"]["key"]
     (path,) = home.glob(f"store/artifacts/evaluate/{key}/*/responses.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]

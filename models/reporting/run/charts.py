@@ -384,7 +384,7 @@ REWARD_MODELS = {
     "advantage_model": ("Advantage Model", BLUE, "o"),
 }
 SCORER_NAMES = {**STRENGTH_NAMES, **{role: style[0] for role, style in REWARD_MODELS.items()}}
-SCORER_NAMES["external_reward"] = "external reward"
+SCORER_NAMES["external_reward"] = "reward from outside"
 
 
 def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:

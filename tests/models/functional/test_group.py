@@ -337,7 +337,8 @@ def test_truncated_weights_by_hand() -> None:
 def test_weights_make_the_gradient_that_of_the_policy(
     ratio_of: Literal["token", "response"],
 ) -> None:
-    """Over all answers of one token, drawn from another distribution; truncated it is not."""
+    """Over all answers of one token, drawn from another distribution q; truncated at C it is that
+    of min(pi, C q)."""
     logits = torch.randn(5, dtype=F64, requires_grad=True)
     sampler = torch.randn(5, dtype=F64).log_softmax(0).unsqueeze(1)
     advantages, mask = torch.randn(5, 1, dtype=F64), torch.ones(5, 1, dtype=torch.bool)
@@ -354,10 +355,10 @@ def test_weights_make_the_gradient_that_of_the_policy(
         (result,) = torch.autograd.grad(torch.stack(losses).sum(), logits)
         return result
 
-    expected = gradient(logits.detach().log_softmax(0), None)
-    torch.testing.assert_close(gradient(sampler, float("inf")), expected)
-    for cap in (None, 0.5):
-        assert not torch.allclose(gradient(sampler, cap), expected, rtol=1e-2)
+    policy = logits.detach().log_softmax(0).unsqueeze(1)
+    for cap in (math.inf, 2.0, 0.5):
+        expected = gradient(torch.minimum(policy, sampler + math.log(cap)), None)
+        torch.testing.assert_close(gradient(sampler, cap), expected)
 
 
 # overlong_penalties

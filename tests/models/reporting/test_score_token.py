@@ -298,12 +298,12 @@ def test_a_template_that_wants_a_system_s_turn_has_written_its_prompts(
 ) -> None:
     shutil.copytree(saved.model, tmp_path / "saved")
     export_scorer(tmp_path / "saved", prompts="messages")
+    expected = ExternalScorer.load(str(tmp_path / "saved")).encode(saved.rows[0][1:])
     scorer = ExternalScorer.load(str(tmp_path / "saved"))
-    before = scorer.encode(saved.rows[0][1:])
     scorer.tokenizer.chat_template = (
         "{%- if messages[0].role != 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
     )
-    assert scorer.encode(saved.rows[0][1:]) == before
+    assert scorer.encode(saved.rows[0][1:]) == expected
 
 
 @pytest.mark.slow

@@ -276,11 +276,11 @@ def test_what_bfloat16_sampled_is_weighed(
 ) -> None:
     """Only rounding lies between sampler and update, which pass the same weights."""
     config = smoke_config.ppo.model_copy(update={"importance_cap": 2.0})
-    found = _collected(PPORun(config, Stage(inputs, tmp_path)))
-    assert found.importance is not None
-    weights = found.importance[found.response_mask]
+    experience = _collected(PPORun(config, Stage(inputs, tmp_path)))
+    assert experience.importance is not None
+    weights = experience.importance[experience.response_mask]
     assert 0.8 < weights.min() < 1 < weights.max() < 1.25
-    assert float(found.monitors()["importance_mean"]) == pytest.approx(1.0, abs=0.01)
+    assert float(experience.monitors()["importance_mean"]) == pytest.approx(1.0, abs=0.01)
 
 
 def test_penalties_are_taken_from_what_is_cut_or_long(
