@@ -228,8 +228,9 @@ class Supervisor:
 def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) -> None:
     """Keep a log that has grown beyond `max_bytes` as `<name>.1`, and older ones up to `num_old`.
 
-    Its server has it open, so that it is copied and emptied, as by logrotate's `copytruncate`: a
-    line that comes between the two is lost.
+    Its server has it open, so that it is copied and emptied, as by logrotate's `copytruncate`. What
+    is written during the copy is copied too, last of all: a line is lost only if it comes in the
+    microseconds between that and the emptying.
     """
     if not path.exists() or path.stat().st_size <= max_bytes:
         return
@@ -244,7 +245,11 @@ def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) ->
         copy.replace(old[0])
     finally:
         copy.unlink(missing_ok=True)
-    os.truncate(path, 0)
+    with path.open("rb") as log, old[0].open("ab") as kept:
+        log.seek(kept.tell())
+        shutil.copyfileobj(log, kept)
+        kept.flush()
+        os.truncate(path, 0)
 
 
 def _environment(service: Service) -> dict[str, str]:

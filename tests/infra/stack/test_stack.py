@@ -270,6 +270,29 @@ time.sleep(600)
 """
 
 
+def test_a_line_that_comes_while_a_log_is_rotated_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server writes on while older logs are renamed, which takes long beside what is left."""
+    log, replace = tmp_path / "server.log", Path.replace
+
+    def write_and_replace(old: Path, new: Path) -> Path:
+        with log.open("a") as server:
+            server.write("meanwhile\n")
+        return replace(old, new)
+
+    monkeypatch.setattr(Path, "replace", write_and_replace)
+    for number in range(3):
+        log.write_text(f"{number}\n" * 10)
+        rotate(log, max_bytes=10, num_old=2)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        "server.log": "",
+        "server.log.1": "2\n" * 10 + "meanwhile\n" * 2,
+        "server.log.2": "1\n" * 10 + "meanwhile\n" * 2,
+    }
+
+
 @pytest.mark.slow
 def test_logs_stay_below_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 kB are written; what is kept are the newest lines, each whole."""
