@@ -36,7 +36,8 @@ def train_policies(run: Run) -> None:
             policy=run["sft"],
             scorer=scorer,
         )
-    measure(run, "sft", run["sft"], scorer)
+    # One arm, which takes all cores, would wait for SFT's answers on one.
+    measure(run, "sft", run["sft"], scorer, slot=Slot(0, len(config.arms)))
     # An arm that started earlier would take cores from what the other arms still need.
     wait_for = [run.get("rehearsal") or scorer]
     for index, arm in enumerate(config.arms):
