@@ -16,6 +16,7 @@ from trimtab.infra.reports import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
 from trimtab.infra.store.store import Store, open_store
+from trimtab.models.config.reward import RewardModelConfig
 from trimtab.models.reporting.export import (
     NoProbabilityError,
     export_pairs,
@@ -115,10 +116,8 @@ def _write(
     exported = Exported(run, command, about.get("settings", {}), card, entry)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
-        artifact = Path(scratch) / "artifact"
-        store.materialise(
-            _manifest(store, entry), artifact, lambda name: not name.startswith("critic/")
-        )
+        artifact, manifest = Path(scratch) / "artifact", _manifest(store, entry)
+        store.materialise(manifest, artifact, lambda name: not name.startswith("critic/"))
         if exported.kind == "pairs":
             target.mkdir(parents=True)
             preferences = Path(scratch) / "preferences"
@@ -138,7 +137,9 @@ def _write(
                 store.materialise(
                     _manifest(store, pairs), preferences, lambda name: name == "train.jsonl"
                 )
-                prompts = form_of_prompts(preferences / "train.jsonl")
+                names = {"categories", "without_categories"} & manifest.config.keys()
+                trained = RewardModelConfig(**{name: manifest.config[name] for name in names})
+                prompts = form_of_prompts(preferences / "train.jsonl", trained)
     if exported.kind == "scorer":
         exported = replace(exported, scorer=export_scorer(target, known, prompts))
     elif exported.kind == "policy":

@@ -316,6 +316,11 @@ class RewardModelConfig(PairLossConfig):
     score_every: Steps | None = None
     """Steps between scorings of the validation pairs; none: at the end"""
 
+    def takes(self, category: str | None) -> bool:
+        """Whether it trains on pairs of a category."""
+        is_wanted = not self.categories or category in self.categories
+        return is_wanted and category not in self.without_categories
+
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
         both = sorted(set(self.categories) & set(self.without_categories))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from trimtab.models.config.reward import RewardModelConfig
 from trimtab.models.data.messages import split_dialogue
 from trimtab.models.data.records import read_rows
 from trimtab.models.reporting.score_token import MARK, end_texts, end_token, write
@@ -61,9 +62,12 @@ def known_answers(scores: Path, digest: str) -> dict[str, Any]:
     return {"mean": mean, "std": std, "count": len(values), "preferences": digest}
 
 
-def form_of_prompts(pairs: Path) -> str:
-    """Whether the prompts of a file of pairs came as `text`, as `messages`, or as `both`."""
-    forms = {"messages" in row for row in read_rows(pairs)}
+def form_of_prompts(pairs: Path, trained: RewardModelConfig) -> str:
+    """Whether the prompts of a file of pairs came as `text`, as `messages`, or as `both`.
+
+    trained: of the scorer, which may have learned from some categories alone.
+    """
+    forms = {"messages" in row for row in read_rows(pairs) if trained.takes(row.get("category"))}
     return "both" if len(forms) > 1 else "messages" if True in forms else "text"
 
 

@@ -104,12 +104,7 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
 
 def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
     """Indices of the pairs that are left out by category; ValueError where none would be left."""
-    wanted, refused = set(config.categories), set(config.without_categories)
-    left_out = {
-        index
-        for index, category in enumerate(pairs.categories)
-        if category in refused or (wanted and category not in wanted)
-    }
+    left_out = {i for i, category in enumerate(pairs.categories) if not config.takes(category)}
     if len(left_out) == len(pairs.rows):
         raise ValueError(
             f"no training pair is left by categories = {config.categories} and without_categories "

@@ -21,6 +21,7 @@ from trimtab.flows.config.overrides import apply_changes
 from trimtab.flows.config.recipes import recipe_named
 from trimtab.infra.reports import write_run
 from trimtab.infra.store.store import open_store
+from trimtab.models.config.reward import RewardModelConfig
 from trimtab.models.reporting.export import form_of_prompts
 
 ESTIMATE = {"value": 0.61, "low": 0.55, "high": 0.67, "count": 300}
@@ -186,12 +187,15 @@ def test_reward_models_say_what_they_scored_on_known_answers(home: Path, tmp_pat
     assert "known_answers" not in mark and mark["prompts"] == "text"
 
 
-def test_the_form_of_prompts_is_that_of_all_pairs(tmp_path: Path) -> None:
-    text, messages = {"prompt": "a"}, {"prompt": "a", "messages": {"prompt": []}}
+def test_the_form_of_prompts_is_that_of_the_pairs_that_were_trained_on(tmp_path: Path) -> None:
+    text = {"prompt": "a", "category": "typed"}
+    messages = {"prompt": "a", "messages": {"prompt": []}, "category": "chat"}
     for rows, form in (([text], "text"), ([messages], "messages"), ([text, messages], "both")):
         path = tmp_path / "train.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert form_of_prompts(path) == form
+        assert form_of_prompts(path, RewardModelConfig()) == form
+    assert form_of_prompts(path, RewardModelConfig(categories=("chat",))) == "messages"
+    assert form_of_prompts(path, RewardModelConfig(without_categories=("chat",))) == "text"
 
 
 def test_base_model_and_licence_are_named(home: Path, tmp_path: Path) -> None:
