@@ -18,18 +18,19 @@ LEAST_SECONDS = 5.0
 
 @dataclass
 class Running:
-    """A stage under way. metrics: the newest value of each."""
+    """A stage under way. metrics: the newest value of each. part: what it does after training."""
 
     label: str
     stage: str
     done: int = 0
     total: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    part: str = ""
 
     @property
     def share(self) -> float:
-        """How much of it is done, 0 to 1."""
-        return self.done / self.total if self.total else 0.0
+        """How much of its training is done, 0 to 1."""
+        return 1.0 if self.part else self.done / self.total if self.total else 0.0
 
 
 class Board:
@@ -77,11 +78,13 @@ class Board:
             self._started = self._started or self._clock()
             self._running[key] = Running(label, stage)
 
-    def advanced(self, key: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
-        """A stage has done so much."""
+    def advanced(
+        self, key: str, done: int, total: int, metrics: Mapping[str, float], part: str = ""
+    ) -> None:
+        """A stage has done so much, of the part that it is at."""
         with self._lock:
             if stage := self._running.get(key):
-                stage.done, stage.total = done, total
+                stage.done, stage.total, stage.part = done, total, part
                 stage.metrics.update(metrics)
 
     def failed(self, key: str) -> None:

@@ -198,19 +198,20 @@ class _ProgressArtifact:
         self.artifact: UUID | None = None
         self.percent, self.text = 0.0, label
         self.updated = 0.0
-        self.done = 0
+        self.part, self.done = "", 0
         self.logged = time.monotonic()
 
     def __call__(self, progress: StageProgress) -> None:
         if not progress.total:
             return
-        board.advanced(self.place, progress.done, progress.total, progress.metrics)
-        if progress.done > self.done:
-            self.done = progress.done
+        board.advanced(self.place, progress.done, progress.total, progress.metrics, progress.part)
+        if progress.part != self.part or progress.done > self.done:
+            self.part, self.done = progress.part, progress.done
             advanced()
         is_done = progress.done >= progress.total
         self.percent = 100.0 * progress.done / progress.total
-        self.text = f"{self.label}: {progress.done} of {progress.total}"
+        words = f"{self.label}, {progress.part}" if progress.part else self.label
+        self.text = f"{words}: {progress.done} of {progress.total}"
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
             return

@@ -241,11 +241,15 @@ class StageOutputError(Exception):
 
 @dataclass
 class StageProgress:
-    """The progress of a running stage: work done of all, and the newest value of each metric."""
+    """The progress of a running stage: work done of all, and the newest value of each metric.
+
+    part: words for what it does after its training, counted by itself.
+    """
 
     done: int = 0
     total: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    part: str = ""
 
     def update(self, lines: Sequence[str]) -> None:
         """Take further lines of the stage's metrics.jsonl."""
@@ -256,6 +260,7 @@ class StageProgress:
                 continue
             if "progress" in record:
                 self.done, self.total = record["progress"]
+                self.part = record.get("part", "")
             self.metrics.update(record.get("metrics", {}))
 
 

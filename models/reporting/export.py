@@ -63,10 +63,7 @@ def known_answers(scores: Path, digest: str) -> dict[str, Any]:
 
 
 def form_of_prompts(pairs: Path, trained: RewardModelConfig) -> str:
-    """Whether the prompts of a file of pairs came as `text`, as `messages`, or as `both`.
-
-    trained: of the scorer, which may have learned from some categories alone.
-    """
+    """How the prompts of the pairs that a scorer learns from came: `text`, `messages`, `both`."""
     forms = {"messages" in row for row in read_rows(pairs) if trained.takes(row.get("category"))}
     return "both" if len(forms) > 1 else "messages" if True in forms else "text"
 

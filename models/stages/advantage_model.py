@@ -116,7 +116,7 @@ def run(config: AdvantageModelConfig, stage: Stage) -> None:
         refit_expected_reward(model.eval(), term.rows, term.categories)
         setattr(model.config, _LEARNED, True)
     scores, accuracy = score_splits(model, tokenizer, stage)
-    probes = probe(model, tokenizer, stage.inputs["preferences"])
+    probes = probe(model, tokenizer, stage)
     held_out, agreement = _compare_held_out(config, model, stage)
     distributed.leave()
     stage.write_model(model, tokenizer)

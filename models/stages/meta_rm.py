@@ -109,7 +109,7 @@ def run(config: MetaRMConfig, stage: Stage) -> None:
         refit_expected_reward(model, meta_rows, categories)
     after = score_spreads(model, rows)
     scores, accuracy = score_splits(model, tokenizer, stage)
-    probes = probe(model, tokenizer, stage.inputs["preferences"])
+    probes = probe(model, tokenizer, stage)
     distributed.leave()
     stage.write_model(model, tokenizer)
     stage.write_rows("scores.jsonl", scores)

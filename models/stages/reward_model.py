@@ -40,7 +40,7 @@ from trimtab.models.training.data import (
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.probes import probe
-from trimtab.models.training.progress import append_rows
+from trimtab.models.training.progress import Progress, append_rows
 from trimtab.models.training.scoring import score_rows
 from trimtab.models.training.stage import Row, Stage
 from trimtab.models.training.trunk_cache import cached_trunk
@@ -89,7 +89,7 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     copy = is_flipped if config.planted_share else None
     scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
     if config.saves_model:
-        probes = probe(model, tokenizer, stage.inputs["preferences"])
+        probes = probe(model, tokenizer, stage)
     distributed.leave()
     if config.saves_model:
         stage.write_model(model, tokenizer)
@@ -166,7 +166,8 @@ def score_splits(
         flips = is_planted if split == "train" else None
         is_flipped = flips or [False] * len(pairs.rows)
         pairs = pairs.swapped(is_flipped)
-        scores = score_rows(model, pairs.rows)
+        progress = Progress(stage.workdir, part=f"scoring {split} pairs")
+        scores = score_rows(model, pairs.rows, progress)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
         if (share := gate_accuracy(model, pairs)) is not None:
             accuracy[f"{split}_gate_accuracy"] = share

@@ -7,14 +7,15 @@ trained against it will find.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.data.records import read_rows
 from trimtab.models.nets.packing import token_ids
+from trimtab.models.training.progress import Progress
 from trimtab.models.training.scoring import score_answers
+from trimtab.models.training.stage import Stage
 
 # Test prompts that are probed, the first ones: an interval of some 7 points for a share.
 MAX_PROMPTS = 200
@@ -29,14 +30,15 @@ PROBES: Final[Mapping[str, Callable[[str, str], str]]] = {
 
 
 def probe(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, preferences: Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage: Stage
 ) -> list[dict[str, Any]]:
     """Rows of probes.jsonl: a test pair's `id`, the score of `chosen` and of each changed answer.
 
-    A row a prompt. `polite` is left out for a tokenizer that has no tokens for such words, and
-    `other_prompt` for a single prompt. Ranks share the work; scores in the scorer's unit.
+    Inputs: `preferences`. A row a prompt. `polite` is left out for a tokenizer that has no tokens
+    for such words, and `other_prompt` for a single prompt. Ranks share the work; scores in the
+    scorer's unit.
     """
-    pairs = _first_pairs(read_rows(preferences / "test.jsonl"))
+    pairs = _first_pairs(read_rows(stage.inputs["preferences"] / "test.jsonl"))
     answers = [pair["chosen"] for pair in pairs]
     others = [*answers[1:], *answers[:1]]
     names = [name for name in PROBES if _applies(name, tokenizer, len(pairs))]
@@ -46,7 +48,8 @@ def probe(
     ]
     if not texts:
         return []
-    scores = score_answers(model, tokenizer, pairs, texts).tolist()
+    progress = Progress(stage.workdir, part="scoring probes")
+    scores = score_answers(model, tokenizer, pairs, texts, progress).tolist()
     columns = ("chosen", *names)
     return [
         {"id": pair["id"], **dict(zip(columns, row, strict=True))}

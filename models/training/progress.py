@@ -27,10 +27,16 @@ class Progress:
     A checkpoint brings it back as it was, so that no step is ever reported twice.
     """
 
-    def __init__(self, workdir: Path, *, done: int = 0, of: int | None = None) -> None:
-        """done, of: for one part of a stage, what was done before it and what the stage has."""
+    def __init__(
+        self, workdir: Path, *, done: int = 0, of: int | None = None, part: str = ""
+    ) -> None:
+        """done, of: for one part of a stage, what was done before it and what the stage has.
+
+        part: words for what a stage does after its training, counted by itself.
+        """
         self.path = workdir / "metrics.jsonl"
         self.before, self.total = done, of
+        self.part = {"part": part} if part else {}
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
         """Record metrics of one step and return them.
@@ -65,7 +71,7 @@ class Progress:
     def advance(self, done: int, total: int) -> None:
         """Record progress for the progress bar."""
         done, total = self.before + done, self.total or total
-        row = {"step": done, "progress": [done, total], "time": time.time()}
+        row = {"step": done, "progress": [done, total], **self.part, "time": time.time()}
         append_rows(self.path, [row])
 
 

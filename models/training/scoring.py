@@ -36,11 +36,14 @@ from trimtab.models.nets.trunk import trunk_output
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches, micro_batches
 from trimtab.models.training.data import context_length
+from trimtab.models.training.progress import Progress
 
 
-def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+def score_rows(
+    model: PreTrainedModel, rows: Sequence[Candidates], progress: Progress | None = None
+) -> Tensor:
     """Scores (N, k), on the host, of N rows with k responses each; ranks share the work out."""
-    return _map_responses(model, rows, response_scores)
+    return _map_responses(model, rows, response_scores, progress)
 
 
 def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
@@ -59,11 +62,14 @@ def _map_responses(
     model: PreTrainedModel,
     rows: Sequence[Candidates],
     function: Callable[[PreTrainedModel, PackedBatch], Tensor],
+    progress: Progress | None = None,
 ) -> Tensor:
     """`function` of every response (N, k), computed in evaluation mode."""
     was_training = model.training
     model.eval()
-    (values,) = map_rows(rows, lambda batch: (function(model, batch).view(len(batch.lengths), -1),))
+    (values,) = map_rows(
+        rows, lambda batch: (function(model, batch).view(len(batch.lengths), -1),), None, progress
+    )
     model.train(was_training)
     return values.cpu()
 
@@ -73,15 +79,19 @@ def map_rows(
     rows: Sequence[Candidates],
     function: Callable[[PackedBatch], tuple[Tensor, ...]],
     width: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, ...]:
     """`function` of N rows, micro batch by micro batch: its answers (b, ...) joined to (N, ...).
 
     width: of answers (r, l) that differ in l, of the r responses of rows that have as many each;
     the longest. Behind shorter ones stands 0, and what is joined is (N k, width). Ranks share the
-    rows out and all get the whole, on the device; the host waits for none of it.
+    rows out and all get the whole, on the device; the host waits for none of it. progress: is told
+    of this rank's micro batches.
     """
     parts = list(local_micro_batches(rows, pass_tokens(current_device())))
-    answers = zip(*(function(pack([rows[index] for index in part])) for part in parts), strict=True)
+    passed = parts if progress is None else progress.follow(parts, len(parts))
+    batches = (pack([rows[index] for index in part]) for part in passed)
+    answers = zip(*map(function, batches), strict=True)
     num_responses = len(rows[0].responses)
     joined = [_joined(parts, width, num_responses) for parts in answers]
     # The rows of other ranks are read from the zeros behind this rank's.
@@ -104,21 +114,12 @@ def _joined(answers: Sequence[Tensor], width: int | None, num_responses: int) ->
     return torch.cat([*answers, answers[0].new_zeros(1, *answers[0].shape[1:])])
 
 
-def score_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt_rows: Sequence[Mapping[str, Any]],
-    responses: Sequence[str],
-) -> Tensor:
-    """Scores (N,) of N prompts, as in `score_answers`, each with a response text."""
-    return score_answers(model, tokenizer, prompt_rows, [[text] for text in responses])[:, 0]
-
-
 def score_answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt_rows: Sequence[Mapping[str, Any]],
     answers: Sequence[Sequence[str]],
+    progress: Progress | None = None,
 ) -> Tensor:
     """Scores (N, k) of k response texts to each of N prompts; each prompt is passed once.
 
@@ -126,7 +127,8 @@ def score_answers(
     """
     prompts = [row["prompt"] for row in prompt_rows]
     rows = encode(tokenizer, prompts, answers, context_length(model.config))
-    return score_rows(model, with_categories(rows, [row.get("category") for row in prompt_rows]))
+    rows = with_categories(rows, [row.get("category") for row in prompt_rows])
+    return score_rows(model, rows, progress)
 
 
 def other_tokenizer(scorer: Path, policy: Path) -> PreTrainedTokenizerBase | None:

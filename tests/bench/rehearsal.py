@@ -30,7 +30,7 @@ from trimtab.models.stages.rehearsal import embed, fit_clusters
 from trimtab.models.stages.world import word_tokenizer
 from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt
 from trimtab.models.training.sampling import respond
-from trimtab.models.training.scoring import score_texts
+from trimtab.models.training.scoring import score_answers
 
 PARTS = ("sample", "score", "embed", "cluster", "keep")
 
@@ -67,7 +67,9 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     responses, sampled = _timed(lambda: respond(policy, tokenizer, prompts, sampling, generator))
     rows = [{"prompt": prompt} for prompt in prompts]
-    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, rows, responses))
+    scores, scored = _timed(
+        lambda: score_answers(scorer, tokenizer, rows, [[text] for text in responses])[:, 0]
+    )
     embeddings, embedded = _timed(lambda: embed(prompts, config.encoder).vectors)
     clusters, clustered = _timed(lambda: fit_clusters(embeddings, config)[0])
     _, chosen = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))

@@ -34,10 +34,13 @@ def test_all_of_it_and_what_runs_now_are_drawn() -> None:
     board.began("2", "member 0", "reward_model")
     board.advanced("2", 30, 60, {"grad_norm": 1.234, "loss": 0.6931, "unknown": 3.0})
     board.began("3", "member 1", "reward_model")
-    whole, first, second = _drawn(board)
+    board.began("4", "member 2", "reward_model")
+    board.advanced("4", 10, 40, {"loss": 0.5}, "scoring test pairs")
+    whole, first, second, third = _drawn(board)
     assert whole.startswith("all") and whole.endswith("1 of 3 stages")
     assert first.startswith("member 0") and first.endswith("30 of 60   loss 0.693   grad norm 1.23")
     assert second.startswith("member 1")
+    assert third.endswith("scoring test pairs 10 of 40   loss 0.5")
 
 
 def test_a_log_s_console_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,21 @@ def test_a_card_is_current_to_the_end(shown: list[tuple[float, str]]) -> None:
     assert [said for _, said in shown] == ["PPO vanilla: 1 of 6", "PPO vanilla: 6 of 6"]
     card.end("done in 2.0 s")
     assert shown[-1] == (100.0, "PPO vanilla: 6 of 6, done in 2.0 s")
+
+
+def test_what_follows_training_is_counted_by_itself(
+    shown: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from the start again, and each step is heard of as one that was made."""
+    heard: list[None] = []
+    monkeypatch.setattr(context, "advanced", lambda: heard.append(None))
+    progress, card = StageProgress(), context._ProgressArtifact("member 0", "place")
+    for part, done in (("", 300), ("", 308), ("scoring test pairs", 8), ("scoring probes", 2)):
+        progress.update([json.dumps({"progress": [done, 308]} | ({"part": part} if part else {}))])
+        card(progress)
+    assert len(heard) == 4
+    card.end("stopped", is_done=False)
+    assert shown[-1][1] == "member 0, scoring probes: 2 of 308, stopped"
 
 
 def test_a_card_of_a_stage_that_stopped_early_says_so(shown: list[tuple[float, str]]) -> None:

@@ -32,7 +32,7 @@ from trimtab.models.training import loop
 from trimtab.models.training.data import write_rows
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.sampling import respond
-from trimtab.models.training.scoring import logprob_rows, score_texts
+from trimtab.models.training.scoring import logprob_rows, score_answers
 from trimtab.models.training.stage import Stage
 
 GOOD, FAIR, BAD = "sure done", "okay maybe", "well basically um"
@@ -81,7 +81,8 @@ def test_answers_are_the_policy_s_and_scored_as_alone(
     assert {len(row["responses"]) for row in rows} == {len(row["scores"]) for row in rows} == {3}
     scorer, tokenizer = load_scorer(advantage_model / "model"), load_tokenizer(policy / "model")
     for row in rows[:5]:
-        alone = score_texts(scorer, tokenizer, [row] * 3, row["responses"])
+        each = [[response] for response in row["responses"]]
+        alone = score_answers(scorer, tokenizer, [row] * 3, each)[:, 0]
         assert row["scores"] == pytest.approx(alone.tolist(), abs=1e-4)
     scores = torch.tensor([row["scores"] for row in rows])
     assert _summary(output)["best_score"] == pytest.approx(float(scores.amax(1).mean()), abs=1e-5)
@@ -215,7 +216,9 @@ def test_evaluation_asks_with_the_instruction_and_scores_without(
     assert sum(row["response"] == GOOD for row in rows) > 0.6 * len(rows)
     tokenizer = load_tokenizer(policy / "model")
     prompts, responses = ([row[key] for row in rows[:20]] for key in ("prompt", "response"))
-    scores = score_texts(load_scorer(advantage_model / "model"), tokenizer, rows[:20], responses)
+    scores = score_answers(
+        load_scorer(advantage_model / "model"), tokenizer, rows[:20], [[text] for text in responses]
+    )[:, 0]
     assert [row["score"] for row in rows[:20]] == pytest.approx(scores.tolist(), abs=1e-4)
     asked = encode(tokenizer, [f"{p} ten " for p in prompts], [[text] for text in responses])
     plain = encode(tokenizer, prompts, [[text] for text in responses])

@@ -33,6 +33,16 @@ def members(
     ]
 
 
+def test_members_say_how_far_their_scoring_is(members: list[Path]) -> None:
+    """Each part ends at its whole, and follows the training, which has no part."""
+    rows = [row for row in read_rows(members[0].parent / "metrics.jsonl") if "progress" in row]
+    parts = list(dict.fromkeys(row.get("part") for row in rows))
+    splits = [f"scoring {split} pairs" for split in ("train", "validation", "test")]
+    assert parts == [None, *splits, "scoring probes"]
+    last = {row.get("part"): row["progress"] for row in rows}
+    assert all(done == total for done, total in last.values())
+
+
 def test_splits_share_no_prompt_and_truth_covers_all(comparisons: Path) -> None:
     prompts = [
         {row["prompt"] for row in read_rows(comparisons / f"{split}.jsonl")}

@@ -10,7 +10,8 @@ from trimtab.models.data.records import read_rows
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.training.data import write_rows
 from trimtab.models.training.probes import probe
-from trimtab.models.training.scoring import score_texts
+from trimtab.models.training.scoring import score_answers
+from trimtab.models.training.stage import Stage
 
 
 def test_scores_are_those_of_the_changed_texts(reward_model: Path, tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_scores_are_those_of_the_changed_texts(reward_model: Path, tmp_path: Pat
         {"id": "c", "prompt": "<user> greet : bob <assistant>", "chosen": " hello bob "},
     ]
     write_rows(tmp_path / "test.jsonl", pairs)
-    found = probe(model, tokenizer, tmp_path)
+    found = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
     texts = {
         "a": {"chosen": " a b", "empty": "", "repeated": " a b a b", "other_prompt": " hello bob "},
         "c": {
@@ -39,9 +40,8 @@ def test_scores_are_those_of_the_changed_texts(reward_model: Path, tmp_path: Pat
         # The world's tokenizer has no words of thanks.
         assert row.keys() == {"id", *texts[pair["id"]]}
         for name, text in texts[pair["id"]].items():
-            (expected,) = score_texts(
-                model, tokenizer, [{"prompt": pair["prompt"]}], [text]
-            ).tolist()
+            prompt = {"prompt": pair["prompt"]}
+            expected = float(score_answers(model, tokenizer, [prompt], [[text]]))
             assert row[name] == pytest.approx(expected, abs=1e-5)
 
 
@@ -50,8 +50,8 @@ def test_a_single_prompt_has_no_answer_to_another(reward_model: Path, tmp_path: 
     row = {"id": "a", "prompt": "<user> sort : b a <assistant>", "chosen": " a b"}
     write_rows(tmp_path / "test.jsonl", [row])
     model, tokenizer = load_scorer(folder), load_tokenizer(folder)
-    (found,) = probe(model, tokenizer, tmp_path)
+    (found,) = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
     assert found.keys() == {"id", "chosen", "empty", "repeated"}
     write_rows(tmp_path / "test.jsonl", [])
-    assert probe(model, tokenizer, tmp_path) == []
+    assert probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path)) == []
     assert read_rows(reward_model / "probes.jsonl")[0].keys() > {"id", "chosen", "empty"}
