@@ -42,7 +42,7 @@ from trimtab.flows.config.paths import merge_changes
 from trimtab.flows.config.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.runs.checks import (
     check,
-    make_uncounted_plan,
+    make_quick_plan,
     refuse,
     refuse_suspension,
     refuse_too_large,
@@ -175,7 +175,7 @@ def run_recipe(request: RunRequest, settings: Settings, *, as_option: bool = Fal
     print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
     with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
-        plan = make_uncounted_plan(request.config, request.flow, settings, request.num_seeds)
+        plan = make_quick_plan(request.config, request.flow, settings, request.num_seeds)
         if plan is not None and settings.dask is None:
             refuse_too_large(plan, settings)
         wait_until_ready()

@@ -21,7 +21,7 @@ import httpx
 
 from trimtab.flows.config.config import RunConfig
 from trimtab.flows.config.recipes import MACHINES, ONLY_FLOW, RECIPES
-from trimtab.flows.runs.checks import check, make_uncounted_plan, this_host
+from trimtab.flows.runs.checks import check, make_quick_plan, this_host
 from trimtab.flows.runs.plan_text import table, too_large
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.settings import Settings, hide_password
@@ -215,7 +215,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
 
 
 def _plan(recipe: str, config: RunConfig, settings: Settings) -> Plan | None:
-    return make_uncounted_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
+    return make_quick_plan(config, ONLY_FLOW.get(recipe, "rlhf"), settings)
 
 
 def recipes_text(settings: Settings) -> str:

@@ -34,6 +34,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.arms import ARMS
 from trimtab.models.config.base import last_part
+from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.external_reward import RewardMemberConfig
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.packages import PACKAGED_MODELS, folder_of, installation_of
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
 # Rows of each source, read in well under a second.
 MAX_ROWS = 5000
+# Files of pairs that a plan counts before a run, in a few seconds.
+COUNTED_BYTES = 16 << 20
 # Shares of the pairs that are over `preferences.max_tokens`: beyond the first a warning, beyond the
 # second, by `preferences.on_bad_rows`, a mistake.
 MANY_TOO_LONG, MOST_TOO_LONG = 0.2, {"quarantine": 0.9, "fail": 0.05}
@@ -468,17 +471,17 @@ def refuse(mistakes: Sequence[str]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def make_uncounted_plan(
+def make_quick_plan(
     config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
 ) -> Plan | None:
     """The plan of a run on this host; None where the size of its model is unknown.
 
-    Rows of preference files are not counted, which may take long: they decide how long a stage
-    takes, but hardly its memory, nor which share of the whole it is.
+    Rows of large preference files are not counted, which may take long: they decide which share of
+    the whole a stage is, but hardly its memory.
     """
     from trimtab.flows.runs.plan import make_plan
 
-    if not config.is_synthetic:
+    if not (config.is_synthetic or _is_counted_soon(config.preferences)):
         uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
         preferences = config.preferences.model_copy(update=uncounted)
         config = config.model_copy(update={"preferences": preferences})
@@ -487,6 +490,14 @@ def make_uncounted_plan(
         return make_plan(config, flow, machine, num_seeds)
     except PlanError:
         return None
+
+
+def _is_counted_soon(preferences: PreferencesConfig) -> bool:
+    """Whether all files of pairs and demonstrations are here, and small."""
+    names = (*preferences.sources, *preferences.demonstrations)
+    paths = [Path(name).expanduser() for name in names]
+    is_here = all(path.is_file() for path in paths)
+    return is_here and sum(path.stat().st_size for path in paths) <= COUNTED_BYTES
 
 
 def refuse_too_large(plan: Plan, settings: Settings) -> None:

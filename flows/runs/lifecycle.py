@@ -40,7 +40,7 @@ from trimtab.flows.pipeline.run import Run, judgement_of_round, resources_of, ro
 from trimtab.flows.runs.checks import (
     Findings,
     check_installed,
-    make_uncounted_plan,
+    make_quick_plan,
     refuse,
     refuse_too_large,
 )
@@ -142,7 +142,7 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
         findings.mistakes.append(f"relabel.review: {error}")
     check_installed(config, findings)
     refuse([*findings.mistakes, *findings.missing])
-    plan = make_uncounted_plan(config, flow, settings, num_seeds) if flow else None
+    plan = make_quick_plan(config, flow, settings, num_seeds) if flow else None
     if plan is not None:
         refuse_too_large(plan, settings)
         board.expect(plan.costs())  # of which a stage's line is the nth

@@ -200,6 +200,7 @@ def _stage_inputs(
         sampled=tuple(answers.config for answers in stages_in(stage.inputs.get("responses"))),
         num_policies=len(stages_in(stage.inputs.get("evaluations"))),
         has_gpus=machine.has_gpus,
+        has_trunk="trunk" in stage.inputs,
         revised=next((revise.config for revise in stages_in(stage.inputs.get("revisions"))), None),
     )
 

@@ -354,7 +354,8 @@ def _assumptions(plan: Plan) -> list[str]:
         lines.append(
             "trunk_cache runs the frozen layers over all pairs and stores their output, up to "
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
-            "evaluation for all of their models but one. Tokens are counted as before"
+            "evaluation for all of their models but one. Tokens are counted as before, operations "
+            "of scorers without the frozen layers"
         )
     lines += spending_in_words((row.stage for row in plan.rows), plan.num_seeds)
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}

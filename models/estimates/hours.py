@@ -61,17 +61,20 @@ def operations(trainer: TrainerConfig | None, inputs: StageInputs, work: Work) -
     Two a weight and token in a pass, four more where gradients of activations and weights are
     taken (of frozen weights, and under adapters, two, below the trained layers none), two more
     where layers are computed again. Attention to half of the longest row on average. Sampled
-    tokens and those whose log-probabilities are taken pass the language-model head.
+    tokens and those whose log-probabilities are taken pass the language-model head. Where a cached
+    trunk comes in, a pass is one of the trained layers.
     """
     shape = inputs.shape
     head = 2 * shape.vocab_size * shape.hidden_size
-    passed = _pass(shape, inputs.pair_tokens)
+    row = inputs.pair_tokens
+    passed = _pass(shape, row)
+    upper = passed if trainer is None else _pass(shape.upper(trainer.trainable_layers), row)
+    passed = upper if inputs.has_trunk else passed
     total: float = (work.forward_tokens + work.sampled_tokens) * passed
     total += head * (work.sampled_tokens + work.passed_logits)
     if trainer is None or not work.trained_tokens:
         return total
     backward = 2 if trainer.lora is None else 1
-    upper = _pass(shape.upper(trainer.trainable_layers), inputs.pair_tokens)
     total += work.trained_tokens * (passed + upper * (backward + trainer.gradient_checkpointing))
     return total + 3 * head * work.trained_logits
 

@@ -44,6 +44,7 @@ class StageInputs:
     num_policies: policies of a seed whose answers a judge compares.
     has_gpus: whether stages run on GPUs, of Ampere or newer.
     is_narrow: whether they do and multiply in bfloat16, so that untrained maps are stored narrow.
+    has_trunk: whether the frozen layers' output of all pairs comes in.
     """
 
     shape: ModelShape
@@ -60,6 +61,7 @@ class StageInputs:
     num_policies: int = 0
     has_gpus: bool = False
     is_narrow: bool = False
+    has_trunk: bool = False
 
     def prompt_and_row(self, max_new_tokens: int) -> tuple[int, int]:
         """Most tokens of a prompt, and of the row it makes with one answer and its end token."""

@@ -136,9 +136,32 @@ def test_a_run_that_the_host_cannot_hold_is_refused(
     settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
     config = apply_changes(recipe_named(recipe), parse_overrides(changes))
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
-        plan = checks.make_uncounted_plan(config, "rlhf", settings)
+        plan = checks.make_quick_plan(config, "rlhf", settings)
         if plan is not None:  # of a model whose size is unknown there is none
             checks.refuse_too_large(plan, settings)
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_run_counts_the_pairs_of_small_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    """As many as are assumed of others would be nearly all of what the run has to do."""
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"{json.dumps(row)}\n" * 30)
+    if not is_small:
+        monkeypatch.setattr(checks, "COUNTED_BYTES", 99)
+    config = apply_changes(
+        recipe_named("hh-smollm2"),
+        parse_overrides([f'preferences.sources=["{path}"]', "preferences.max_pairs=null"]),
+    )
+    plan = checks.make_quick_plan(config, "rlhf", Settings.from_env({}))
+    assert plan is not None
+    assert (plan.amounts.pairs == 30) == is_small
+    trunk, member = (
+        next(r for r in plan.rows if r.name.startswith(n)) for n in ("trunk", "member")
+    )
+    assert not trunk.inputs.has_trunk and member.inputs.has_trunk
 
 
 def test_a_plan_is_held_against_the_gpus_of_the_host(

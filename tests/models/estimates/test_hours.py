@@ -64,6 +64,14 @@ def test_operations_of_a_trained_token_by_hand(changes: dict[str, Any], times: f
     assert head - operations(config, INPUTS, Work(1, trained_tokens=1000)) == 60 * HEAD
 
 
+def test_a_scorer_on_a_cached_trunk_passes_the_trained_layers_alone() -> None:
+    config, inputs = TrainConfig(trainable_layers=6), replace(INPUTS, has_trunk=True)
+    trained = _of(config, Work(examples=1, trained_tokens=1000), inputs)
+    assert trained == pytest.approx(6 / 5 * LAYERS * 1000, rel=1e-3)
+    scored = _of(config, Work(examples=1, forward_tokens=1000), inputs)
+    assert scored == pytest.approx(2 / 5 * LAYERS * 1000, rel=1e-3)
+
+
 def test_operations_of_passed_and_sampled_tokens_by_hand() -> None:
     assert operations(None, INPUTS, Work(1, forward_tokens=7)) == pytest.approx(
         2 * LAYERS * 7, rel=1e-3
