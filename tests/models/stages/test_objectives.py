@@ -247,7 +247,9 @@ def test_a_scorer_with_a_tokenizer_of_its_own_reads_each_prompt_once(
     packed: list[list[Candidates]] = []
     original = scoring.score_rows
     monkeypatch.setattr(
-        scoring, "score_rows", lambda m, given: packed.append(given) or original(m, given)
+        scoring,
+        "score_rows",
+        lambda m, given, *more: packed.append(given) or original(m, given, *more),
     )
     together = score_samples(model, tokenizer, rows, repeated, texts)
     assert together.shape == (4, 1)
