@@ -29,7 +29,7 @@ class Running:
 
     @property
     def share(self) -> float:
-        """How much of its training is done, 0 to 1."""
+        """How much of its training is done, 0 to 1; what follows is counted apart."""
         return 1.0 if self.part else self.done / self.total if self.total else 0.0
 
 

@@ -138,8 +138,8 @@ def _write(
                     _manifest(store, pairs), preferences, lambda name: name == "train.jsonl"
                 )
                 names = {"categories", "without_categories"} & manifest.config.keys()
-                trained = RewardModelConfig(**{name: manifest.config[name] for name in names})
-                prompts = form_of_prompts(preferences / "train.jsonl", trained)
+                config = RewardModelConfig(**{name: manifest.config[name] for name in names})
+                prompts = form_of_prompts(preferences / "train.jsonl", config)
     if exported.kind == "scorer":
         exported = replace(exported, scorer=export_scorer(target, known, prompts))
     elif exported.kind == "policy":

@@ -88,8 +88,7 @@ def _bar(done: int, total: int) -> Any:
 
 def _stage_text(running: Running) -> str:
     """A stage's progress and, at a glance, how it is doing."""
-    count = f"{running.done} of {running.total}" if running.total else ""
-    count = f"{running.part} {count}".lstrip()
+    count = f"{running.part} {running.done} of {running.total}".lstrip() if running.total else ""
     first = next((name for name in METRICS if name in running.metrics), None)
     shown = [name for name in (first, *FURTHER) if name is not None and name in running.metrics]
     values = [f"{name.replace('_', ' ')} {running.metrics[name]:.3g}" for name in shown]

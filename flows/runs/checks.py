@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 
 # Rows of each source, read in well under a second.
 MAX_ROWS = 5000
-# Files of pairs that a plan counts before a run, in a few seconds.
-COUNTED_BYTES = 16 << 20
+# Bytes of all files of pairs, up to which their rows are counted before a run: a matter of seconds.
+COUNTED_BYTES = 4 << 20
 # Shares of the pairs that are over `preferences.max_tokens`: beyond the first a warning, beyond the
 # second, by `preferences.on_bad_rows`, a mistake.
 MANY_TOO_LONG, MOST_TOO_LONG = 0.2, {"quarantine": 0.9, "fail": 0.05}

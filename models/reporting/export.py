@@ -62,9 +62,9 @@ def known_answers(scores: Path, digest: str) -> dict[str, Any]:
     return {"mean": mean, "std": std, "count": len(values), "preferences": digest}
 
 
-def form_of_prompts(pairs: Path, trained: RewardModelConfig) -> str:
+def form_of_prompts(pairs: Path, config: RewardModelConfig) -> str:
     """How the prompts of the pairs that a scorer learns from came: `text`, `messages`, `both`."""
-    forms = {"messages" in row for row in read_rows(pairs) if trained.takes(row.get("category"))}
+    forms = {"messages" in row for row in read_rows(pairs) if config.takes(row.get("category"))}
     return "both" if len(forms) > 1 else "messages" if True in forms else "text"
 
 

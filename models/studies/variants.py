@@ -337,10 +337,11 @@ CONSTANTS = {
         "k, the examples kept of each cluster", (4, 8, 16, 32), "rehearsal.per_cluster"
     ),
     "meta-step": Constant(
-        "The length of MetaRM's ascent, in steps of AdamW",
-        (0.025, 0.1, 0.25, 0.5, 1.0, 4.0),
-        "rounds.meta_rm.ascent_length",
+        "eta, the step of MetaRM's ascent",
+        (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2),
+        "rounds.meta_rm.meta_learning_rate",
         "MetaRM",
+        {"rounds": {"meta_rm": {"ascent_length": None}}},
     ),
 }
 # [DPO figure 2] What decides how far a method moves from SFT, by its arm.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trimtab.flows.config.overrides import apply_changes, parse_overrides
 from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.pipeline import experiment
+from trimtab.flows.pipeline.run import PlannedRun
 from trimtab.flows.runs.plan import Plan, PlannedStage, PlanRow, make_plan
 from trimtab.models.config.arms import ARMS
 from trimtab.models.estimates.machine import Machine
+from trimtab.models.specs import StageSpec
+from trimtab.tasks.resources import cores_of
 
 GOES_ON = "rejection_sampling_ppo"
 # All but the one that needs a reward from outside, which takes the place of scorers of a run's own
@@ -38,6 +44,20 @@ def rows(plan: Plan) -> dict[str, PlanRow]:
 
 def _inputs(rows: dict[str, PlanRow], role: str) -> dict[str, PlannedStage | list[PlannedStage]]:
     return rows[role].stage.inputs
+
+
+@pytest.mark.parametrize(("arms", "cores"), [('["full"]', 2), ('["vanilla","full"]', 1)])
+def test_sft_answers_on_all_cores_where_one_arm_would_wait_for_them(arms: str, cores: int) -> None:
+    class Recorded(PlannedRun):
+        def submit(self, spec: StageSpec, config: Any, **keywords: Any) -> PlannedStage:
+            labelled[str(keywords.get("label"))] = keywords.get("resources")
+            return super().submit(spec, config, **keywords)
+
+    labelled: dict[str, Any] = {}
+    experiment.rlhf(
+        Recorded(apply_changes(recipe_named("smoke"), parse_overrides([f"arms={arms}"])))
+    )
+    assert cores_of(labelled["evaluate sft"].slot, 2) == cores
 
 
 def test_every_arm_starts_where_its_reference_is(rows: dict[str, PlanRow]) -> None:

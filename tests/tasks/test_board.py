@@ -35,7 +35,7 @@ def test_time_left_is_what_the_rest_costs_at_the_pace_so_far(clock: _Clock) -> N
     assert board.seconds_left() == pytest.approx(60 * 55 / 25)
     (running,) = board.running
     assert (running.share, running.metrics) == (0.5, {"loss": 0.5})
-    # What follows training is no part of the plan's costs.
+    # A stage whose training is done counts as done.
     board.advanced("2", 1, 900, {}, "scoring test pairs")
     (running,) = board.running
     assert (running.share, running.done, running.total) == (1.0, 1, 900)

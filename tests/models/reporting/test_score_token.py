@@ -259,8 +259,8 @@ def test_trimtab_reads_the_same_score_of_what_it_exported(saved: Saved, tmp_path
     if "expected_reward" not in (saved.model / "config.json").read_text():
         tokenizer, model = load_tokenizer(saved.model), load_scorer(saved.model).eval()
         rows = [{"prompt": prompt} for prompt, _ in asked]
-        found = score_answers(model, tokenizer, rows, [[answer] for _, answer in asked])[:, 0]
-        assert found.tolist() == pytest.approx(scores, abs=1e-5)
+        unexported = score_answers(model, tokenizer, rows, [[answer] for _, answer in asked])[:, 0]
+        assert unexported.tolist() == pytest.approx(scores, abs=1e-5)
         earlier = shutil.copytree(saved.model, tmp_path / "earlier")
         (earlier / "README.md").write_text('---\ntags: ["rlhf", "reward-model", "trimtab"]\n---\n')
         assert scored_by(earlier, asked) == expected

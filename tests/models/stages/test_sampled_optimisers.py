@@ -81,8 +81,8 @@ def test_answers_are_the_policy_s_and_scored_as_alone(
     assert {len(row["responses"]) for row in rows} == {len(row["scores"]) for row in rows} == {3}
     scorer, tokenizer = load_scorer(advantage_model / "model"), load_tokenizer(policy / "model")
     for row in rows[:5]:
-        each = [[response] for response in row["responses"]]
-        alone = score_answers(scorer, tokenizer, [row] * 3, each)[:, 0]
+        singles = [[response] for response in row["responses"]]
+        alone = score_answers(scorer, tokenizer, [row] * 3, singles)[:, 0]
         assert row["scores"] == pytest.approx(alone.tolist(), abs=1e-4)
     scores = torch.tensor([row["scores"] for row in rows])
     assert _summary(output)["best_score"] == pytest.approx(float(scores.amax(1).mean()), abs=1e-5)

@@ -25,7 +25,7 @@ def test_scores_are_those_of_the_changed_texts(reward_model: Path, tmp_path: Pat
         {"id": "c", "prompt": "<user> greet : bob <assistant>", "chosen": " hello bob "},
     ]
     write_rows(tmp_path / "test.jsonl", pairs)
-    found = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
+    probed = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
     texts = {
         "a": {"chosen": " a b", "empty": "", "repeated": " a b a b", "other_prompt": " hello bob "},
         "c": {
@@ -35,8 +35,8 @@ def test_scores_are_those_of_the_changed_texts(reward_model: Path, tmp_path: Pat
             "other_prompt": " a b",
         },
     }
-    assert [row["id"] for row in found] == ["a", "c"]
-    for row, pair in zip(found, pairs[::2], strict=True):
+    assert [row["id"] for row in probed] == ["a", "c"]
+    for row, pair in zip(probed, pairs[::2], strict=True):
         # The world's tokenizer has no words of thanks.
         assert row.keys() == {"id", *texts[pair["id"]]}
         for name, text in texts[pair["id"]].items():
@@ -50,8 +50,8 @@ def test_a_single_prompt_has_no_answer_to_another(reward_model: Path, tmp_path: 
     row = {"id": "a", "prompt": "<user> sort : b a <assistant>", "chosen": " a b"}
     write_rows(tmp_path / "test.jsonl", [row])
     model, tokenizer = load_scorer(folder), load_tokenizer(folder)
-    (found,) = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
-    assert found.keys() == {"id", "chosen", "empty", "repeated"}
+    (probed,) = probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path))
+    assert probed.keys() == {"id", "chosen", "empty", "repeated"}
     write_rows(tmp_path / "test.jsonl", [])
     assert probe(model, tokenizer, Stage({"preferences": tmp_path}, tmp_path)) == []
     assert read_rows(reward_model / "probes.jsonl")[0].keys() > {"id", "chosen", "empty"}
