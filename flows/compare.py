@@ -73,6 +73,7 @@ def compare(
             seeds=tuple(seeds),
             arms=tuple(arms),
             num_candidates=config.best_of_n.num_responses,
+            dpo_loss=config.dpo.loss,
             lineage=lineage_of(results),
         )
         read = {

@@ -20,6 +20,7 @@ from trimtab.models.config.policy import (
     RehearsalConfig,
     SampleResponsesConfig,
 )
+from trimtab.models.reporting.kit.names import policy_name
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources, Slot
 
 OUTCOMES = ("win", "tie", "lose", "net", "net_low", "net_high")
@@ -233,7 +234,7 @@ def _learn_pairs(run: Run, arm: Arm, scheduling: Mapping[str, Any]) -> Future:
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.train, is_scorer=False),
         rehearsal=_rehearsed(run, arm),
-        label=ARMS[arm].label,
+        label=policy_name(arm, run.config.dpo.loss),
         **scheduling,
     )
 

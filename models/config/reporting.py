@@ -17,6 +17,7 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.judge import HarmlessConfig
+from trimtab.models.config.policy import DPOLoss
 from trimtab.models.config.sampling import SamplingStageConfig
 
 
@@ -139,6 +140,8 @@ class CompareConfig(StageConfig):
     """Arms that are compared, besides SFT"""
     num_candidates: Count = 1
     """n of the arm `best_of_n`"""
+    dpo_loss: DPOLoss = "sigmoid"
+    """Loss of the arm `dpo`"""
     lineage: tuple[LineageEntry, ...] = ()
     """Artifacts of the runs, roles as `<seed>.<role>`"""
 

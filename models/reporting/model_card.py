@@ -100,7 +100,9 @@ def model_card(exported: Exported) -> str:
         metadata={key: json.dumps(value) for key, value in metadata.items()},  # JSON is YAML
         name=f"{exported.run}-{exported.role}".replace("_", "-"),
         kind=kind,
-        policy=policy_name(exported.role.removeprefix("policy_")),
+        policy=policy_name(
+            exported.role.removeprefix("policy_"), settings.get("dpo.loss", "sigmoid")
+        ),
         entry=exported.entry,
         scorer=exported.scorer,
         num_empty=exported.num_empty,

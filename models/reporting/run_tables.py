@@ -149,7 +149,8 @@ def policies_table(cards: Sequence[Card]) -> Table:
         outcomes = [_outcome_over_runs(policies, place) for place in PLACES]
         tail = [_mean_over_runs([a.get(key) for a in answers], 2) for key in ("kl", "length")]
         budget = [_mean_budget(policies, key) for key in BUDGET]
-        rows.append([policy_name(name), score, *outcomes, *tail, *budget])
+        label = policies[0].get("label", policy_name(name))
+        rows.append([label, score, *outcomes, *tail, *budget])
     sets = [f"win / tie / lose, {SETS[place]}" for place in PLACES]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
     return [*heads, *(words for words, _ in BUDGET.values())], rows

@@ -27,6 +27,7 @@ Way = tuple[list[float], list[float]]
 class Method:
     """A method, or SFT, on the main prompts.
 
+    words: its name for people.
     means: gold (where known), judge_score, kl, length. against_sft, forget: by who decides, on the
     main prompts and on what SFT was expert at; None for SFT, and where there is no such set.
     budget: means over seeds of what it took beyond SFT; None for SFT.
@@ -34,17 +35,13 @@ class Method:
     """
 
     name: str
+    words: str
     means: dict[str, Spread]
     rated: Rated
     against_sft: Duel | None
     forget: Duel | None
     budget: Budget | None
     path: Way | None
-
-    @property
-    def words(self) -> str:
-        """Its name for people."""
-        return policy_name(self.name).removesuffix(" (round 1)")
 
 
 def methods_of(
@@ -78,6 +75,7 @@ def methods_of(
     methods = [
         Method(
             name,
+            policy_name(name, config.dpo_loss).removesuffix(" (round 1)"),
             means[name],
             rated[name],
             on_main.get((name, SFT)),

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trimtab.models.reporting import static, templates
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES
 from trimtab.models.statistics.measured import Estimate, Interval
 
 FEW = 50  # below it a share is told as a count
@@ -38,7 +38,7 @@ def new_environment(**filters: Callable[..., str]) -> Environment:
         "measure_names": MEASURE_NAMES,
         "strength_names": STRENGTH_NAMES,
     }
-    shared = (percent, share_of, counted, number, points, thousands, tidy, policy_name)
+    shared = (percent, share_of, counted, number, points, thousands, tidy)
     environment.filters |= {shown.__name__: shown for shown in shared} | filters
     return environment
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.models.config.arms import ARMS
+from trimtab.models.config.policy import DPOLoss
 
 MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
 SCORE_LABELS = {"gold": "mean gold score (0 to 1)", "judge_score": "mean held-out score"}
@@ -19,6 +20,16 @@ SETS = {
     "validation": "the validation prompts",
 }
 POLICY_NAMES = {"sft": "SFT (start)", **{name: arm.label for name, arm in ARMS.items()}}
+# Of the arm `dpo`, by its loss.
+DPO_NAMES: dict[DPOLoss, str] = {
+    "sigmoid": POLICY_NAMES["dpo"],
+    "robust": "rDPO",
+    "hinge": "DPO, hinge loss",
+    "ipo": "IPO",
+    "kto": "KTO",
+    "simpo": "SimPO",
+    "orpo": "ORPO",
+}
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
 EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest", "style", "ratings")
 # What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
@@ -47,8 +58,10 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def policy_name(name: str) -> str:
-    """A policy's name for people."""
+def policy_name(name: str, dpo_loss: DPOLoss = "sigmoid") -> str:
+    """A policy's name for people. dpo_loss: `dpo.loss` of the run."""
+    if name == "dpo":
+        return DPO_NAMES[dpo_loss]
     if name.startswith("round_"):
         return f"MetaRM round {name.removeprefix('round_')}"
     return POLICY_NAMES.get(name, name)

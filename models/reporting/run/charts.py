@@ -130,7 +130,7 @@ def outcome_charts(card: Scorecard) -> list[Chart]:
 
 
 def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
-    outcomes = {policy_name(policy.name): policy.against_sft[place][measure] for policy in shown}
+    outcomes = {policy.label: policy.against_sft[place][measure] for policy in shown}
     rows = list(range(len(shown)))[::-1]
     with Panel(height=1.35 + 0.42 * len(shown)) as panel:
         parts = [
@@ -172,7 +172,7 @@ def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
     Every policy by its KL to SFT, and the best of 1 ... n answers of SFT as a line.
     None where fewer than two policies answered the main prompts.
     """
-    shown = {p.name: p.sets[MAIN] for p in card.policies if MAIN in p.sets}
+    shown = [policy for policy in card.policies if MAIN in policy.sets]
     if len(shown) < 2:
         return None
     measure = "gold" if card.has_gold else "judge_score"
@@ -180,19 +180,20 @@ def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
         best = artifacts.document("eval_best_of_n", "best_of_k.json").get(MAIN, {})
         if measure in best:
             panel.axes.plot(best["kl_bound"], best[measure], color=GREY, label="best of 1 … n")
-        for name, answers in shown.items():
-            colour, _, marker = policy_style(name)
+        for policy in shown:
+            answers = policy.sets[MAIN]
+            colour, _, marker = policy_style(policy.name)
             panel.errorbars(
                 [answers.kl.value], [getattr(answers, measure)],
                 color=colour, marker=marker, markersize=5, linewidth=0.8, linestyle="none",
-                label=policy_name(name),
+                label=policy.label,
             )  # fmt: skip
         panel.figure.legend(loc="outside lower center", ncols=2, fontsize=7.5)
-        top = max(shown, key=lambda name: getattr(shown[name], measure).value)
+        top = max(shown, key=lambda policy: getattr(policy.sets[MAIN], measure).value)
         return panel.chart(
             f"{capitalised(SETS[MAIN])}, by {MEASURE_NAMES[measure]}: highest is "
-            f"{policy_name(top)} with {getattr(shown[top], measure).value:.2f}, "
-            f"{shown[top].kl.value:.2f} nats from SFT.",
+            f"{top.label} with {getattr(top.sets[MAIN], measure).value:.2f}, "
+            f"{top.sets[MAIN].kl.value:.2f} nats from SFT.",
             "Higher and further to the left is better; bars are 95 % intervals. The KL of a best "
             "of k is at most log k − (k − 1) / k beyond that of what is sampled.",
             "KL to SFT (nats per answer)",

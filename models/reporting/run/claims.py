@@ -17,7 +17,7 @@ import torch
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, is_clear
 from trimtab.models.reporting.kit.audit_words import agreement, finding, reliability
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS
 from trimtab.models.reporting.run.labels import LabelNoise, flip_word
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
 from trimtab.models.reporting.run.scorers import (
@@ -290,7 +290,7 @@ def verdict(
         sentence += " Fewer of its answers to requests for harm are harmless."
     details = [TOO_SMALL] if recipe == "smoke" else []
     details.append(
-        f"The final policy is {policy_name(policy.name)}; judged by {MEASURE_NAMES[measure]} on "
+        f"The final policy is {policy.label}; judged by {MEASURE_NAMES[measure]} on "
         f"{net.count} prompts."
     )
     words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
@@ -356,7 +356,7 @@ def _training_details(policy: Policy, place: str, policies: Sequence[Policy]) ->
 
 
 def _likewise(policies: Sequence[Policy], is_so: Callable[[Policy], bool], words: str) -> str:
-    names = " and ".join(policy_name(policy.name) for policy in policies if is_so(policy))
+    names = " and ".join(policy.label for policy in policies if is_so(policy))
     return f" {names} {words}." if names else ""
 
 

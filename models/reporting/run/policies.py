@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from trimtab.models.config.reporting import LineageEntry
+from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.statistics.bootstrap import percentile_ends, redraw
 from trimtab.models.statistics.estimates import NUM_RESAMPLES, mean_estimate, share_estimate
 from trimtab.models.statistics.intervals import wilson_interval
@@ -229,6 +230,7 @@ class Policy:
     """
 
     name: str
+    label: str
     round: int | None
     sets: dict[str, AnswerSet]
     against_sft: dict[str, dict[str, Outcome]]
@@ -244,31 +246,24 @@ class Policy:
     score_spread_after: float | None
 
 
-def policies(
-    artifacts: Artifacts,
-    arms: tuple[str, ...],
-    rounds: tuple[int, ...],
-    has_gold: bool,
-    seed: int,
-    lineage: Sequence[LineageEntry] = (),
-) -> tuple[list[Policy], dict[str, Curve]]:
+def policies(artifacts: Artifacts, config: ReportConfig) -> tuple[list[Policy], dict[str, Curve]]:
     """Every policy that was evaluated or trained, and the PPO curves by policy name.
 
     SFT, the arms in their order, of which `full` is round 1, then rounds 2 and later.
     """
-    numbers: dict[str, int | None] = {"sft": None, **dict.fromkeys(arms)}
-    if "full" in arms:
+    numbers: dict[str, int | None] = {"sft": None, **dict.fromkeys(config.arms)}
+    if "full" in config.arms:
         numbers["full"] = 1
-    numbers |= {f"round_{number}": number for number in sorted(rounds) if number > 1}
+    numbers |= {f"round_{number}": number for number in sorted(config.rounds) if number > 1}
     result, curves = [], {}
     for name, number in numbers.items():
         role = "sft" if name == "sft" else f"policy_{name}"
-        curve = training_curve(artifacts, role, has_gold)
+        curve = training_curve(artifacts, role, config.has_gold)
         if curve is not None:
             curves[name] = curve
         if artifacts.has(f"eval_{name}") or curve is not None:
-            budget = budget_of(artifacts, lineage, role, f"eval_{name}")
-            result.append(_policy(artifacts, name, number, curve, budget, seed))
+            budget = budget_of(artifacts, config.lineage, role, f"eval_{name}")
+            result.append(_policy(artifacts, name, number, curve, budget, config))
     return result, curves
 
 
@@ -278,17 +273,18 @@ def _policy(
     number: int | None,
     curve: Curve | None,
     budget: Budget | None,
-    seed: int,
+    config: ReportConfig,
 ) -> Policy:
     """number: of its round, if it is one; round 1 is against SFT, a later one against the last
     that was promoted, and SFT besides."""
     training = artifacts.document(f"policy_{name}", "summary.json") if curve else {}
     meta = artifacts.document(f"meta_rm_{number}", "summary.json")  # round 1 may be without
     contest = artifacts.document(f"judge_{name}", "summary.json") if number else {}
-    sets = answer_sets(artifacts.rows(f"eval_{name}", "responses.jsonl"), seed)
+    sets = answer_sets(artifacts.rows(f"eval_{name}", "responses.jsonl"), config.seed)
     is_later = number is not None and number > 1
     return Policy(
         name=name,
+        label=policy_name(name, config.config.get("dpo", {}).get("loss", "sigmoid")),
         round=number,
         sets=sets,
         against_sft=_outcomes(
@@ -299,7 +295,7 @@ def _policy(
         num_steps=training.get("stopped_at_step"),
         **{key: training.get(key) for key in ("collapsed", "collapse_reason", "policy_of_step")},
         budget=budget,
-        drift=drift(curve, seed) if curve else None,
+        drift=drift(curve, config.seed) if curve else None,
         **{key: meta.get(key) for key in ("score_spread_before", "score_spread_after")},
     )
 

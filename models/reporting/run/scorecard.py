@@ -113,9 +113,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     roles = labels.strength_roles(artifacts)
     vote_used = next(iter(roles)) if artifacts.has("strength") else None
     noise = {mode: labels.label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
-    evaluated, curves = policies(
-        artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
-    )
+    evaluated, curves = policies(artifacts, config)
     strengths = roles | {name: name for name in labels.embedding_models(artifacts)}
     relabelled = labels.relabelling(artifacts)
     scorers = {

@@ -149,6 +149,8 @@ def test_the_answer_names_every_method_once(inputs: dict[str, Path]) -> None:
         "Highest rated is Full method; it clearly beats all others.",
     ]
     assert answer.status == "better"
+    ipo = methods_of(matrix, CONFIG.model_copy(update={"dpo_loss": "ipo"}), inputs)
+    assert [method.words for method in ipo if method.name == "dpo"] == ["IPO"]
 
 
 def test_the_page_and_its_table(tmp_path: Path, inputs: dict[str, Path]) -> None:

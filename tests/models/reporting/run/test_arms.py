@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.models.reporting.run.conftest import Write, answers, verdict_of
+from trimtab.models.config.policy import DPOLoss
 from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.names import DPO_NAMES
 from trimtab.models.reporting.run.charts import frontier_chart
 from trimtab.models.reporting.run.policies import Budget, budget_of
 from trimtab.models.reporting.run.scorecard import assemble
+from trimtab.models.reporting.run_tables import policies_table
 
 Inputs = dict[str, Path]
 
@@ -103,6 +106,18 @@ def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
         assert policy.collapsed is None
     assert by_name["hir"].budget == Budget(100, 18, 2300, 6.0)
     assert by_name["best_of_n"].budget == Budget(samples_per_answer=2)
+    assert by_name["dpo"].label == "DPO"
+
+
+@pytest.mark.slow
+def test_dpo_is_called_by_its_loss(inputs: Inputs) -> None:
+    ipo = CONFIG.model_copy(update={"config": {"dpo": {"loss": "ipo"}}})
+    card, _ = assemble(Artifacts(inputs), ipo)
+    assert "IPO" in [policy.label for policy in card.policies]
+    assert "DPO" not in [policy.label for policy in card.policies]
+    rows = policies_table([card.to_json()])[1]
+    assert [row[0] for row in rows] == [policy.label for policy in card.policies]
+    assert set(get_args(DPOLoss)) == set(DPO_NAMES)
 
 
 @pytest.mark.slow

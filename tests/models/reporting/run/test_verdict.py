@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.models.reporting.run.conftest import Row, Write, answers
+from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.names import ONLY_BY_RULE
 from trimtab.models.reporting.run import claims as claims_module
@@ -21,7 +22,7 @@ from trimtab.models.statistics.measured import Estimate
 
 def _policies(inputs: dict[str, Path]) -> list[Policy]:
     """SFT and the arm `full`."""
-    return policies(Artifacts(inputs), ("full",), (), has_gold=False, seed=0)[0]
+    return policies(Artifacts(inputs), ReportConfig(arms=("full",), seed=0))[0]
 
 
 def _verdict(inputs: dict[str, Path]) -> Verdict:
@@ -124,7 +125,7 @@ def test_the_first_screen_says_whether_the_policy_collapsed_or_hacked_its_reward
     assert sentence.endswith("Its reward was hacked: its score rose while gold fell.")
     assert collapse.endswith("the guard warned: KL is 17.")
 
-    vanilla = dataclasses.replace(hacked, name="vanilla", round=None)
+    vanilla = dataclasses.replace(hacked, name="vanilla", label="Vanilla PPO", round=None)
     sentence, (collapse, hacking) = _lines(sound, [sft, vanilla])
     assert collapse.endswith("the guard saw none. Vanilla PPO collapsed.")
     assert hacking.endswith(" Vanilla PPO had a score that rose and gold that fell.")
