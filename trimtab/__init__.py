@@ -22,18 +22,23 @@ except metadata.PackageNotFoundError:  # run from a checkout that is not install
 _MODULES = {
     "trimtab.flows.api.calls": ("audit", "run", "train_reward"),
     "trimtab.flows.api.results": ("AuditResult", "RewardResult", "RunResult"),
+    "trimtab.flows.config.errors": ("CommandError", "ConfigError"),
+    "trimtab.infra.settings": ("SettingsError",),
     "trimtab.models.statistics.measured": ("Estimate",),
     "trimtab.models.training.reward_function": ("RewardModel",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = ("functional", "trl")
-__all__ = sorted((*_MODULE_OF, *_SUBMODULES))
+__all__ = sorted((*_MODULE_OF, "functional"))  # trl needs a package that may be missing
 
 
 def __getattr__(name: str) -> Any:
-    """A name of `__all__`, loaded when it is first used (PEP 562)."""
+    """A name of `__all__`, or `trl`, loaded when it is first used (PEP 562)."""
     if name in _SUBMODULES:
-        return import_module(f"{__name__}.{name}")
+        try:
+            return import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"{__name__}.{name}: {error}") from error
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
@@ -41,4 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    special = (name for name in globals() if name.startswith("__"))
+    return sorted({*special, *__all__, *_SUBMODULES})

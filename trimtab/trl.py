@@ -3,6 +3,13 @@
 from trimtab.trl import RewardConfig, RewardTrainer  # in place of: from trl import ...
 """
 
-from trimtab.models.training.trl_reward import RewardConfig, RewardTrainer
+try:
+    from trimtab.models.training.trl_reward import RewardConfig, RewardTrainer
+except ModuleNotFoundError as error:
+    if error.name != "trl":
+        raise
+    raise ModuleNotFoundError(
+        "TRL is not installed: pip install 'trimtab[trl]'", name="trl"
+    ) from error
 
 __all__ = ["RewardConfig", "RewardTrainer"]

@@ -46,8 +46,8 @@ def audit(
     >>> result = trimtab.audit([{"prompt": ..., "chosen": ..., "rejected": ...}, ...])
     >>> result.to_pandas()
 
-    pairs: rows (a list of dict, a pandas DataFrame, a datasets.Dataset), a path, hub id or s3://
-    address, or a list of these, in any form that `trimtab look` reads. Rows are written to
+    pairs: rows (a list of dict, a pandas DataFrame, a datasets.Dataset), or a path, hub id or s3://
+    address or a list of such, in any form that `trimtab look` reads. Rows are written to
     `pairs/<sha256>/pairs.jsonl` in the home folder (`TRIMTAB_HOME`).
     columns: names of the rows' columns by ours, such as {"chosen": "better", "rejected": "worse"}.
     votes, reward_models, judges: voters that you have, as the options `--votes`, `--reward-model`
@@ -197,12 +197,16 @@ def _sources(pairs: Any, settings: Settings) -> list[str]:
     if isinstance(pairs, Mapping):
         parts = f" of {', '.join(map(str, pairs))}"
         raise ConfigError(f"pairs: found {type(pairs).__name__}{parts}; allowed: {ALLOWED}")
-    if hasattr(pairs, "notna"):  # a DataFrame, whose empty cells are no numbers
+    if hasattr(pairs, "notna") and hasattr(
+        pairs, "columns"
+    ):  # a DataFrame, whose empty cells are no numbers
         pairs = pairs.astype(object).where(pairs.notna(), None).to_dict("records")
     if not isinstance(pairs, Iterable):
         raise ConfigError(f"pairs: found {type(pairs).__name__}; allowed: {ALLOWED}")
     rows = list(pairs)
-    if rows and all(isinstance(row, str | os.PathLike) for row in rows):
+    if not rows:
+        raise ConfigError(f"pairs: found no row; allowed: {ALLOWED}")
+    if all(isinstance(row, str | os.PathLike) for row in rows):
         return list(map(os.fspath, rows))
     make_home(settings)
     return [str(_written(rows, settings.home / "pairs"))]

@@ -97,7 +97,11 @@ class RunResult:
             raise ConfigError(name_arguments(str(error))) from error
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}>\n{self.summary}"
+        try:
+            summary = self.summary
+        except OSError as error:  # somebody removed the report
+            summary = f"no report: {error}"
+        return f"<{type(self).__name__} {self.name}>\n{summary}"
 
     def _rows(self) -> list[tuple[str, str]]:
         """Of the table that a notebook shows."""
@@ -111,7 +115,7 @@ class RunResult:
         return template.render(title=first, rows=self._rows(), lines=lines, page=self.page)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class AuditResult(RunResult):
     """What an audit says of the labels.
 

@@ -18,7 +18,7 @@ from trimtab.models.config.training import Precision
 # package.module:function
 FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 KINDS = ("model", "server", "function", "judge", "panel")
-WireFormat = Literal["openrlhf", "remote_rm", "classify"]
+WireFormat = Literal["openrlhf", "remote_rm", "classify", "classify_messages"]
 
 
 class RewardServerConfig(ServerConfig):
@@ -29,9 +29,12 @@ class RewardServerConfig(ServerConfig):
     format: WireFormat
     """openrlhf: OpenRLHF's /get_reward, several texts a request; remote_rm: the remote_rm of slime
     and miles, one answer a request; classify: /classify of vLLM, as verl asks it, several texts a
-    request"""
+    request; classify_messages: the same of one dialogue, which the server's chat template writes"""
     model: str | None = Field(None, min_length=1)
-    """Name of the model, as the server knows it (format=classify)"""
+    """Name of the model, as the server knows it (format=classify, classify_messages)"""
+    end_text: str = ""
+    """Sent behind each answer, such as </s>: what the server's model reads its score at, where the
+    server does not append it, as OpenRLHF's (free)"""
     key_variable: Variable = "TRIMTAB_REWARD_KEY"
     """Environment variable that holds the key; unset, none is sent"""
     batch_size: Rows = 64
@@ -45,11 +48,17 @@ class RewardServerConfig(ServerConfig):
         return self.url
 
     def _problems(self) -> Iterator[str]:
-        if (self.model is None) == (self.format == "classify"):
-            allowed = "a name" if self.format == "classify" else "none"
+        is_named = self.format in ("classify", "classify_messages")
+        if (self.model is None) == is_named:
+            allowed = "a name" if is_named else "none"
             yield (
                 f"model must be {allowed} where format is {self.format}, found "
                 f"{self.model or 'none'}"
+            )
+        if self.end_text and self.format == "classify_messages":
+            yield (
+                "end_text must be empty where format is classify_messages, whose chat template "
+                f"ends a dialogue, found {self.end_text!r}"
             )
 
 

@@ -82,7 +82,10 @@ def advantage_scores(
 
 
 def advantage_scale(num_policies: float, num_others: int) -> float:
-    """(N - K) / N, the scale of advantages: at ratios of 1 they are that times r - e [AM eq. 8]."""
+    """(N - K) / N, the scale of advantages: at ratios of 1 they are that times r - e [AM eq. 8].
+
+    num_policies: N, above 0. num_others: K. Returns a number without unit.
+    """
     return (num_policies - num_others) / num_policies
 
 
@@ -130,6 +133,8 @@ def require_enough_policies(weight_sums: Tensor, num_policies: float) -> None:
 
     At or above N the baseline has more than the whole weight, or, as [AM eq. 8] is printed, the
     coefficient of r is no longer positive and the order of responses turns round.
+
+    weight_sums: (B,), without unit, of any dtype. num_policies: N. Returns nothing.
     """
     largest = float(weight_sums.max())
     if not num_policies > largest:

@@ -19,7 +19,8 @@ from trimtab.models.functional.checks import require_floating, require_shape
 def best_of_n_kl(num_samples: int) -> float:
     """Most nats between the best of n samples and one [STIENNON G.3, BEIRAMI].
 
-    KL <= log n - (n - 1) / n. num_samples: n >= 1. Raises ValueError for less.
+    KL <= log n - (n - 1) / n. num_samples: n >= 1. Returns nats. Raises ValueError
+    for less.
     """
     if num_samples < 1:
         raise ValueError(f"best_of_n_kl: num_samples must be at least 1, found {num_samples}")
@@ -27,10 +28,10 @@ def best_of_n_kl(num_samples: int) -> float:
 
 
 def best_of(scores: Tensor) -> Tensor:
-    """Place (B,) of the highest of n scores (B, n); of equal ones the first.
+    """The place of the highest of n scores; of equal ones the first.
 
-    scores: (B, n), any unit, higher is better. Raises ShapeError for other shapes, ValueError for
-    a score that is NaN.
+    scores: (B, n), any unit, higher is better. Returns (B,) long, in [0, n). Raises ShapeError for
+    other shapes, ValueError for a score that is NaN.
     """
     require_shape("best_of", 2, scores=scores)
     require_floating("best_of", scores=scores)

@@ -1,12 +1,21 @@
-"""Shape and type checks shared by the formulas; every failure is a `ShapeError`.
+"""Shape and type checks shared by the formulas; every failure is a `ShapeError`, of a choice a
+ValueError.
 
 The checks read shapes and dtypes only, never values, so they cost no device synchronisation.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ShapeError(ValueError):
@@ -49,3 +58,30 @@ def require_floating(where: str, **tensors: Tensor | None) -> None:
             raise ShapeError(
                 f"{where}: {name} must be floating point, found {tensor.dtype}; pass {name}.float()"
             )
+
+
+def refuse_other_choices(formula: Callable[P, T]) -> Callable[P, T]:
+    """The formula, which raises ValueError where an argument is none of its parameter's Literal."""
+    hints = get_type_hints(formula)
+    choices = {
+        name: tuple(choice for kind in (hint, *get_args(hint)) for choice in _choices(kind))
+        for name, hint in hints.items()
+    }
+    signature = inspect.signature(formula)
+
+    @functools.wraps(formula)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, allowed in choices.items():
+            if allowed and given.get(name) is not None and given[name] not in allowed:
+                raise ValueError(
+                    f"{formula.__name__}: {name} must be one of {', '.join(allowed)}, found "
+                    f"{given[name]!r}"
+                )
+        return formula(*args, **kwargs)
+
+    return checked
+
+
+def _choices(hint: object) -> tuple[str, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()

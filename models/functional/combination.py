@@ -26,6 +26,7 @@ from torch import Tensor
 
 from trimtab.models.functional.checks import (
     ShapeError,
+    refuse_other_choices,
     require_floating,
     require_mask,
     require_shape,
@@ -58,10 +59,11 @@ def ensemble_scores(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean of an ensemble's scores less a multiple of their spread [UWO, deviations 1 and 2].
 
-    s_i = mean_m s_mi - std_coef spread_i, with `member_spread`, whose arguments these are.
+    s_i = mean_m s_mi - std_coef spread_i, with `member_spread`.
 
-    std_coef: not negative. Returns (B,), logits, and the metric `ensemble_std` (the spread, mean
-    over responses, logits). Raises ShapeError for other shapes, ValueError for a negative std_coef.
+    member_scores, member_means: as of `member_spread`. std_coef: not negative. Returns (B,),
+    logits, and the metric `ensemble_std` (the spread, mean over responses, logits). Raises
+    ShapeError for other shapes, ValueError for a negative std_coef.
     """
     if not std_coef >= 0:
         raise ValueError(f"ensemble_scores: std_coef must not be negative, found {std_coef}")
@@ -69,6 +71,7 @@ def ensemble_scores(
     return member_scores.mean(0) - std_coef * std, {"ensemble_std": std.detach().mean()}
 
 
+@refuse_other_choices
 def panel_scores(
     member_scores: Tensor,
     mean: Tensor,

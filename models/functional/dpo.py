@@ -43,7 +43,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab.models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import refuse_other_choices, require_floating, require_shape
 from trimtab.models.functional.label_noise import label_at_rate
 from trimtab.models.functional.masked import weighted_mean
 from trimtab.models.functional.reward import pair_metrics, ranking_loss
@@ -64,6 +64,7 @@ def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Ten
     return beta * (logprobs - ref_logprobs)
 
 
+@refuse_other_choices
 def dpo_loss(  # noqa: PLR0913 - the four terms of eq. 7 and a pair's treatment
     chosen_logprobs: Tensor,
     rejected_logprobs: Tensor,
@@ -88,7 +89,8 @@ def dpo_loss(  # noqa: PLR0913 - the four terms of eq. 7 and a pair's treatment
     Returns the loss (scalar, nats; for hinge and ipo without unit) and the metrics of
     `ranking_loss`, whose scores are implicit rewards: below 0, a response has become less likely
     than under the reference.
-    Raises ShapeError for other shapes, ValueError for a smoothing out of range.
+    Raises ShapeError for other shapes, ValueError for a smoothing out of range
+    and for another loss.
     """
     require_shape(
         "dpo_loss",
@@ -99,7 +101,7 @@ def dpo_loss(  # noqa: PLR0913 - the four terms of eq. 7 and a pair's treatment
         margin=margin,
         weight=weight,
     )
-    if label_smoothing > 0:
+    if label_smoothing != 0:
         given = torch.ones_like(chosen_logprobs) if label_chosen is None else label_chosen
         label_chosen = label_at_rate(given, label_smoothing, is_unbiased=loss == "robust")
     chosen = implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta)

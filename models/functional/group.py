@@ -25,7 +25,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from trimtab.models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import (
+    refuse_other_choices,
+    require_floating,
+    require_mask,
+    require_shape,
+)
 from trimtab.models.functional.masked import masked_mean
 
 GroupBaseline = Literal["leave_one_out", "group_mean"]
@@ -54,6 +59,7 @@ class LossMean(NamedTuple):
 OVER_TOKENS = LossMean()
 
 
+@refuse_other_choices
 @torch.no_grad()
 def group_advantages(
     returns: Tensor, num_responses: int, baseline: GroupBaseline, divide_by_std: bool = False
@@ -64,9 +70,11 @@ def group_advantages(
     which is (K - 1) / K of it. divide_by_std [GRPO]: over the group's standard deviation, which
     makes prompts weigh alike whose responses differ little; [DR] leaves it out.
 
-    returns: (B,), score units; the K responses to a prompt follow one another.
+    returns: (B,), score units; the K responses to a prompt follow one another. num_responses: K.
+    baseline: what is taken off.
     Returns (B,) without gradient, score units, or standard deviations.
-    Raises ShapeError for other shapes, ValueError for a K below 2 or that does not divide B.
+    Raises ShapeError for other shapes, ValueError for another baseline, and for a K below 2 or that
+    does not divide B.
     """
     require_shape("group_advantages", 1, returns=returns)
     require_floating("group_advantages", returns=returns)
@@ -97,12 +105,15 @@ def mean_loss(x: Tensor, mask: Tensor, mean: LossMean = OVER_TOKENS) -> Tensor:
         return masked_mean(x, mask)
     if mean.over == "sequence":
         return masked_mean(x, mask, dim=1).mean()
+    if mean.over != "constant":
+        raise ValueError(f"mean_loss: over must be token, sequence or constant, found {mean.over}")
     if mean.max_length is None or mean.max_length < 1:
         raise ValueError(f"mean_loss: max_length must be positive, found {mean.max_length}")
     require_mask("mean_loss", mask)
     return torch.where(mask, x, torch.zeros_like(x)).sum() / (len(x) * mean.max_length)
 
 
+@refuse_other_choices
 def kl_estimates(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k1") -> Tensor:
     """Estimates of KL(pi || pi_ref) at sampled tokens [K], of l = log pi - log pi_ref.
 
@@ -126,6 +137,7 @@ def kl_estimates(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator 
     return log_ratio.square() / 2 if estimator == "k2" else torch.expm1(-log_ratio) + log_ratio
 
 
+@refuse_other_choices
 def truncated_weights(
     logprobs: Tensor,
     sampler_logprobs: Tensor,

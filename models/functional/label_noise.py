@@ -47,7 +47,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import refuse_other_choices, require_floating, require_shape
 from trimtab.models.functional.relabel import Relabel
 
 Kind = Literal["posterior", "unbiased", "unbiased_by_pair"]
@@ -101,7 +101,9 @@ def label_at_rate(label: Tensor, flip_rate: float, *, is_unbiased: bool) -> Tens
     (1 - 2 rho). Both leave 1/2 as it is, and each undoes the other.
 
     label: (N,), p, probability that the order is right. flip_rate: rho in [0, 0.5).
-    Returns (N,). Raises ShapeError for other shapes, ValueError for a rate out of range.
+    is_unbiased: of an unbiased loss, else smoothed.
+    Returns (N,), probabilities; unbiased ones may lie outside [0, 1]. Raises ShapeError for other
+    shapes, ValueError for a rate out of range.
     """
     require_shape("label_at_rate", 1, label=label)
     require_floating("label_at_rate", label=label)
@@ -112,6 +114,7 @@ def label_at_rate(label: Tensor, flip_rate: float, *, is_unbiased: bool) -> Tens
     return label * right + (1 - label) * (1 - right)
 
 
+@refuse_other_choices
 def relabel_by_noise(
     relabelled: Relabel,
     strength: Tensor,

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from trimtab.models.functional.checks import (
     ShapeError,
+    refuse_other_choices,
     require_floating,
     require_mask,
     require_shape,
@@ -85,6 +86,7 @@ def normalise_scores(scores: Tensor, mean: float, std: float, clip: float | None
     return normalised if clip is None else normalised.clamp(-clip, clip)
 
 
+@refuse_other_choices
 @torch.no_grad()
 def token_rewards(
     scores: Tensor,
@@ -162,6 +164,7 @@ def gae(
     return advantages, advantages + values
 
 
+@refuse_other_choices
 def policy_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -220,11 +223,12 @@ def policy_loss(
     return loss, metrics
 
 
+@refuse_other_choices
 def kl_loss(
     logprobs: Tensor,
     ref_logprobs: Tensor,
     response_mask: Tensor,
-    kl_coef: Tensor,
+    kl_coef: float | Tensor,
     estimator: KLEstimator,
     mean: LossMean = OVER_TOKENS,
     old_logprobs: Tensor | None = None,
@@ -234,20 +238,22 @@ def kl_loss(
     What each `estimator` leads to, and its bias: `kl_estimates`.
 
     logprobs: (B, T), nats, carries the gradient. ref_logprobs: (B, T), nats. response_mask: (B, T)
-    bool, True = counted. kl_coef: (B,), of each response. old_logprobs: (B, T), nats, at sampling;
-    given, each KL_t is multiplied by the ratio to them [DeepSeek-V3.2, arXiv 2512.02556].
-    Returns the loss (scalar, the coefficient's unit) and, detached, `kl_loss`.
-    Raises ShapeError for other shapes or a mask that is not bool.
+    bool, True = counted. kl_coef: of all responses or (B,) of each. old_logprobs: (B, T), nats, at
+    sampling; given, each KL_t is multiplied by the ratio to them [DeepSeek-V3.2, arXiv 2512.02556].
+    Returns the loss (scalar, the coefficient's unit) and, detached, `kl_loss`. Raises ShapeError
+    for other shapes or a mask that is not bool.
     """
     log_probabilities = {"ref_logprobs": ref_logprobs, "old_logprobs": old_logprobs}
     require_shape("kl_loss", 2, logprobs=logprobs, mask=response_mask, **log_probabilities)
     require_mask("kl_loss", response_mask, "response_mask")
-    require_shape("kl_loss", 1, kl_coef=kl_coef, one_per_row=response_mask[:, 0])
+    if isinstance(kl_coef, Tensor):
+        require_shape("kl_loss", 1, kl_coef=kl_coef, one_per_row=response_mask[:, 0])
+        kl_coef = kl_coef.unsqueeze(1)
     # Zeros before exponentials, whose gradient would be NaN where nothing is counted.
     zeros = torch.zeros_like(logprobs)
     ours = torch.where(response_mask, logprobs, zeros)
     theirs = torch.where(response_mask, ref_logprobs.detach(), zeros)
-    estimates = kl_coef.unsqueeze(1) * kl_estimates(ours, theirs, estimator)
+    estimates = kl_coef * kl_estimates(ours, theirs, estimator)
     if old_logprobs is not None:
         old = torch.where(response_mask, old_logprobs.detach(), zeros)
         estimates = estimates * (ours - old).exp()
@@ -436,7 +442,8 @@ def steered_kl_coef(coef: float, kl: float, target: float, share: float) -> floa
     """The KL coefficient after a step at `kl`, steered to `target` [Ziegler et al. 2019, eq. 2.2].
 
     coef (1 + clip(kl / target - 1, -.2, .2) share): raised where the policy is further away.
-    kl, target: nats an answer, target above 0. share: responses of the step over the horizon.
+    coef: score a nat. kl, target: nats an answer, target above 0. share: responses of the step over
+    the horizon. Returns the next coefficient, score a nat.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coef * (1 + error * share)

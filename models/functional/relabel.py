@@ -44,6 +44,7 @@ from torch import Tensor
 
 from trimtab.models.functional.checks import (
     ShapeError,
+    refuse_other_choices,
     require_floating,
     require_mask,
     require_shape,
@@ -70,6 +71,7 @@ class Relabel(NamedTuple):
     weight: Tensor
 
 
+@refuse_other_choices
 def relabel(
     strength_mean: Tensor,
     *,
@@ -113,6 +115,7 @@ def relabel(
     )
 
 
+@refuse_other_choices
 def doubt_weight(
     relabelled: Relabel,
     strength_mean: Tensor,
@@ -124,14 +127,14 @@ def doubt_weight(
 ) -> Tensor:
     """What each pair counts by the doubt of its label (deviation 4).
 
-    strength_mean: (N,), logits. share_against: (N,), share in [0, 1] of the voters on a pair, those
-    that prefer one of its answers, who prefer that labelled worse; needed for drop_against.
-    drop_below: logits, weight 0 for pairs of strength_mean < drop_below. drop_against: weight 0 for
-    pairs that more than half of their voters ("majority"), or all of them, contradict [CLEAN:
-    Vote-Maj, Vote-All]; both given, either is enough. weights: "probability" = other pairs count
-    as their label is likely to be right, sigmoid(strength after the flip).
-    Returns (N,), in [0, 1], in strength_mean's dtype.
-    Raises ShapeError for other shapes, ValueError for an option outside its range.
+    relabelled: what `relabel` returns. strength_mean: (N,), logits. share_against: (N,), share in
+    [0, 1] of the voters on a pair, those that prefer one of its answers, who prefer that labelled
+    worse; needed for drop_against. drop_below: logits, weight 0 for pairs of strength_mean <
+    drop_below. drop_against: weight 0 for pairs that more than half of their voters ("majority"),
+    or all of them, contradict [CLEAN: Vote-Maj, Vote-All]; both given, either is enough. weights:
+    "probability" = other pairs count as their label is likely to be right, sigmoid(strength after
+    the flip). Returns (N,), in [0, 1], in strength_mean's dtype. Raises ShapeError for other
+    shapes, ValueError for an option outside its range.
     """
     require_shape(
         "doubt_weight",

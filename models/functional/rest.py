@@ -18,9 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import refuse_other_choices, require_floating, require_shape
 
 
+@refuse_other_choices
 def improvement_sets(
     scores: Tensor, thresholds: Sequence[float], kind: Literal["quantile", "value"]
 ) -> list[Tensor]:

@@ -92,7 +92,11 @@ def ranking_loss(
 
 
 def pair_metrics(chosen_scores: Tensor, rejected_scores: Tensor) -> dict[str, Tensor]:
-    """Unweighted means over detached (B,) scores, as `ranking_loss` returns them."""
+    """Unweighted means over detached (B,) scores, as `ranking_loss` returns them.
+
+    chosen_scores, rejected_scores: (B,), logits. Returns scalars: `accuracy`, a share in [0, 1],
+    and `score_chosen`, `score_rejected` and `score_gap`, logits.
+    """
     gap = chosen_scores - rejected_scores
     return {
         "accuracy": (gap > 0).to(gap.dtype).mean(),

@@ -153,9 +153,8 @@ class Server:
             if failure.is_final or attempt > config.max_retries:
                 attempts = f" ({attempt} attempts)" if attempt > 1 else ""
                 raise EndpointError(failure.message + attempts)
-            pause = failure.retry_after
-            if pause is None:
-                pause = backoff(attempt, config.first_wait_seconds, config.max_wait_seconds)
+            pause = backoff(attempt, config.first_wait_seconds, config.max_wait_seconds)
+            pause = max(pause, failure.retry_after or 0.0)
             logger.warning("%s; next attempt in %.1f s", failure.message, pause)
             with self._counting:
                 self.num_retries += 1

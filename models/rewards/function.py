@@ -1,8 +1,8 @@
 """A reward that is a Python function of the user's: `package.module:function`.
 
 It is called `function(prompts, responses)` with two lists of text, and by keyword with the columns
-of the prompts that it names: `category`, `messages` and what else the rows of prompts have, each a
-list with None where a row has no such value. A function that takes `**columns` is given all. It
+of the prompts that it names, `category` and `messages`, each a list with None where a row has no
+such value. A function that takes `**columns` is given all. It
 returns a number for each answer, and is called in the trainer's process, by the first rank alone.
 """
 

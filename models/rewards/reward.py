@@ -27,13 +27,12 @@ import torch
 from torch import Tensor
 
 from trimtab.models.config.external_reward import RewardConfig, RewardMemberConfig
-from trimtab.models.data.messages import dialogue_of
 from trimtab.models.functional.combination import panel_scores
 from trimtab.models.judge.reward import JudgeReward, key_of
 from trimtab.models.nets.device import current_device
 from trimtab.models.rewards.checks import RewardError, checked_scores
 from trimtab.models.rewards.function import RewardFunction
-from trimtab.models.rewards.server import RewardServer
+from trimtab.models.rewards.server import RewardServer, messages_of
 from trimtab.models.training import distributed
 from trimtab.models.training.external_scorer import Dialogue, ExternalScorer
 from trimtab.models.training.learner import Metrics
@@ -209,14 +208,10 @@ class ModelReward:
         return column.cpu()[[places[dialogue] for dialogue in dialogues]], {}
 
     def _dialogue(self, row: Mapping[str, Any], response: str) -> Dialogue:
-        prompt = row["prompt"]
-        if messages := row.get("messages"):
-            turns = [(message["role"], message["content"]) for message in messages]
-        elif self._scorer.is_own or self._scorer.tokenizer.chat_template is None:
-            return prompt, response
-        else:
-            turns = [(m["role"], m["content"]) for m in dialogue_of(prompt, "x")[:-1]]
-        return (*turns, ("assistant", response.strip()))
+        is_text = self._scorer.is_own or self._scorer.tokenizer.chat_template is None
+        if is_text and not row.get("messages"):
+            return row["prompt"], response
+        return tuple((turn["role"], turn["content"]) for turn in messages_of(row, response))
 
     def summary(self) -> dict[str, float]:
         """Nothing."""
@@ -252,7 +247,7 @@ class AskedReward:
         column = torch.zeros(len(responses), device=current_device())
         if self._source is not None:
             pairs = zip(rows, responses, strict=True)
-            keys = [key_of(row["prompt"], response) for row, response in pairs]
+            keys = [key_of(json.dumps(row, sort_keys=True), response) for row, response in pairs]
             self._ask(self._source, keys, rows, responses)
             column = torch.tensor([self._known[key] for key in keys], device=current_device())
         distributed.all_reduce_sum([column])
@@ -271,11 +266,11 @@ class AskedReward:
             return
         new_rows = [rows[place] for place in new.values()]
         texts = [responses[place] for place in new.values()]
+        scores: Iterator[tuple[int, float]]
         if isinstance(source, RewardServer):
-            prompts = [row["prompt"] for row in new_rows]
-            scores = source.scores(list(zip(prompts, texts, strict=True)))
+            scores = source.scores(new_rows, texts)
         else:
-            scores = iter(enumerate(source.scores(new_rows, texts)))
+            scores = enumerate(source.scores(new_rows, texts))
         names = list(new)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as stream:

@@ -7,6 +7,7 @@ remote_rm   POST {"prompt": prompt, "response": answer, "label": null} -> number
 classify    POST {"model": name, "input": [text], "use_activation": false}
             -> {"data": [{"index": place, "probs": [number]}]} [vLLM, entrypoints/pooling/classify;
             verl, experimental/reward_loop]: without the activation the number is the raw score
+classify_messages   the same with {"messages": [...]} of one dialogue in place of the texts [vLLM]
 
 Requests wait, are tried again and keep their key to themselves as those to judges do, whose rules
 on addresses hold here (`trimtab.models.judge.client`).
@@ -15,15 +16,17 @@ on addresses hold here (`trimtab.models.judge.client`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trimtab.models.config.external_reward import RewardServerConfig, WireFormat
+from trimtab.models.data.messages import Message, dialogue_of
 from trimtab.models.judge.chat import AnswerError
 from trimtab.models.judge.client import Gate, Server
 from trimtab.models.rewards.checks import checked_scores
 
-Exchange = tuple[str, str]  # prompt and answer
+Exchange = tuple[Mapping[str, Any], str]  # the row of a prompt, and an answer
+ONE_A_REQUEST = ("remote_rm", "classify_messages")
 
 
 class RewardServer(Server):
@@ -36,13 +39,17 @@ class RewardServer(Server):
         super().__init__(config, config.url, config.model)
         self._label = label
 
-    def scores(self, exchanges: Sequence[Exchange]) -> Iterator[tuple[int, float]]:
-        """Place and score of each prompt with its answer, as they come.
+    def scores(
+        self, rows: Sequence[Mapping[str, Any]], responses: Sequence[str]
+    ) -> Iterator[tuple[int, float]]:
+        """Place and score of each row's prompt with its response, as they come.
 
         Raises EndpointError where the server refuses or does not answer, RewardError where it
         answers other than with a finite number for each.
         """
-        size = 1 if self._config.format == "remote_rm" else self._config.batch_size
+        size = 1 if self._config.format in ONE_A_REQUEST else self._config.batch_size
+        end = self._config.end_text
+        exchanges = [(row, text + end) for row, text in zip(rows, responses, strict=True)]
         parts = [range(len(exchanges))[at : at + size] for at in range(0, len(exchanges), size)]
         requests = ((part, [exchanges[place] for place in part]) for part in parts)
         for part, scores in self.ask_all(requests, self._ask):
@@ -68,21 +75,33 @@ class RewardServer(Server):
 
 
 def _texts(exchanges: Sequence[Exchange]) -> list[str]:
-    return [prompt + answer for prompt, answer in exchanges]
+    return [row["prompt"] + answer for row, answer in exchanges]
 
 
 def _write_openrlhf(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    prompts = [prompt for prompt, _ in exchanges]
+    prompts = [row["prompt"] for row, _ in exchanges]
     return {"query": _texts(exchanges), "prompts": prompts, "labels": [""] * len(prompts)}
 
 
 def _write_remote_rm(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    ((prompt, answer),) = exchanges
-    return {"prompt": prompt, "response": answer, "label": None}
+    ((row, answer),) = exchanges
+    return {"prompt": row["prompt"], "response": answer, "label": None}
 
 
 def _write_classify(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     return {"input": _texts(exchanges), "use_activation": False}
+
+
+def _write_classify_messages(exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    ((row, answer),) = exchanges
+    return {"messages": messages_of(row, answer), "use_activation": False}
+
+
+def messages_of(row: Mapping[str, Any], response: str) -> list[Message]:
+    """The dialogue of a row's prompt and a response: the row's messages where it has them, else the
+    turns of its HH-RLHF text; the response is one message, whatever marks of turns it holds."""
+    before = row.get("messages") or dialogue_of(row["prompt"], "x")[:-1]
+    return [*before, {"role": "assistant", "content": response.strip()}]
 
 
 def _read_classify(body: Any) -> list[Any]:
@@ -97,4 +116,5 @@ _FORMATS: dict[
     "openrlhf": (_write_openrlhf, lambda body: body["rewards"]),
     "remote_rm": (_write_remote_rm, lambda body: [body]),
     "classify": (_write_classify, _read_classify),
+    "classify_messages": (_write_classify_messages, _read_classify),
 }

@@ -1,11 +1,12 @@
 """Scores of answers by a reward model that somebody else has trained.
 
 It is an `AutoModelForSequenceClassification` folder, or one of the hub, with one label, and reads a
-dialogue as its tokenizer's chat template writes it, or without one the prompt and the answer as a
-pair of texts. A whole text it reads as it is. Trimtab's own read a text as they were trained to,
-those of earlier versions too, whose tokenizers do not end it. Only safetensors are read, and no
-code is run that comes with a model. Of Llamas and the like (`PACKED`) a prompt is passed once for
-all its answers; others get padded batches of like length.
+dialogue as its tokenizer's chat template writes it. Without one, a model that reads the score at
+the last token gets prompt and answer as one text with an end token, as TRL and OpenRLHF train it,
+and any other, such as BERT, a pair of texts. A whole text it reads as it is. Trimtab's own read a
+text as they were trained to, those of earlier versions too, whose tokenizers do not end it. Only
+safetensors are read, and no code is run that comes with a model. Of Llamas and the like (`PACKED`)
+a prompt is passed once for all its answers; others get padded batches of like length.
 """
 
 from __future__ import annotations
@@ -155,6 +156,9 @@ class ExternalScorer:
             )
             return self._last(ids)
         prompt, answer = _texts(dialogue)
+        if hasattr(self.model, "score"):  # the head of models that read the last token
+            ids, end = self.tokenizer(prompt + answer)["input_ids"], self.tokenizer.eos_token_id
+            return self._last(ids if end is None or ids[-1:] == [end] else [*ids, end])
         pair = self.tokenizer(prompt, answer.strip())
         if len(pair["input_ids"]) > self.limit:
             self.num_cut += 1

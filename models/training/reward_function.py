@@ -87,6 +87,8 @@ class RewardModel:
                     f"answers: found {len(answers)} for {len(inputs)} prompts; allowed: one each"
                 )
             inputs = list(zip(inputs, answers, strict=True))  # type: ignore[arg-type]
+        elif isinstance(inputs, tuple) and [type(part) for part in inputs] == [str, str]:
+            raise ValueError("inputs: found a tuple of two texts; allowed: a list of such tuples")
         _require_list("inputs", inputs)
         dialogues = [_dialogue(f"inputs[{place}]", item) for place, item in enumerate(inputs)]
         if not dialogues:
@@ -128,11 +130,11 @@ def _require_list(name: str, values: object) -> None:
 
 def _dialogue(place: str, item: object) -> Dialogue:
     """A dialogue as the scorer takes it; ValueError for another form."""
-    match item:
-        case str():
-            return item
-        case [Mapping(), *_]:
-            return _messages(place, item)
+    match _plain(item):
+        case str(text):
+            return text
+        case [Mapping(), *_] as messages:
+            return _messages(place, messages)
         case [str() as prompt, str() as answer]:
             return prompt, answer
         case [prompt, answer]:
@@ -145,13 +147,18 @@ def _dialogue(place: str, item: object) -> Dialogue:
     raise ValueError(f"{place}: found {shorten(item)}; allowed: {FORMS}")
 
 
+def _plain(item: object) -> object:
+    """Messages of a column of Parquet, which pandas reads as arrays, are a list."""
+    return item.tolist() if isinstance(item, np.ndarray) else item
+
+
 def _part(place: str, role: str, part: object) -> tuple[tuple[str, str], ...]:
     """The messages of a prompt or an answer; text is one of its role's."""
-    match part:
-        case str():
-            return ((role, part),)
-        case [Mapping(), *_]:
-            return _messages(place, part, is_prompt=role == "user")
+    match _plain(part):
+        case str(text):
+            return ((role, text),)
+        case [Mapping(), *_] as messages:
+            return _messages(place, messages, is_prompt=role == "user")
     raise ValueError(f"{place}: found {shorten(part)}; allowed: text, or messages")
 
 

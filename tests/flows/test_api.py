@@ -47,12 +47,25 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 
 def test_every_name_is_there_for_people_and_for_type_checkers() -> None:
     stub = (Path(trimtab.__file__).parent / "__init__.pyi").read_text()
-    for name in trimtab.__all__:
+    names = {*trimtab.__all__, "trl"}
+    for name in names:
         assert getattr(trimtab, name).__doc__ and name in dir(trimtab)
         assert f"import {name} as {name}\n" in stub
-    assert stub.count(" as ") == len(trimtab.__all__)
+    assert stub.count(" as ") == len(names)
+    assert {name for name in dir(trimtab) if not name.startswith("__")} == names
     with pytest.raises(AttributeError, match="module 'trimtab' has no attribute 'audits'"):
         trimtab.audits  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_all_but_the_trainers_of_trl_is_there_without_trl() -> None:
+    code = "import inspect, sys; sys.modules['trl'] = None; from trimtab import *; import trimtab"
+    assert _python(f"{code}; inspect.getmembers(trimtab); print(ConfigError.__name__)") == (
+        "ConfigError"
+    )
+    wanted = "try: trimtab.trl\nexcept AttributeError as error: print(error)"
+    assert _python(f"{code}\n{wanted}") == (
+        "trimtab.trl: TRL is not installed: pip install 'trimtab[trl]'"
+    )
 
 
 def test_rows_of_every_form_are_the_same_file(
@@ -100,6 +113,9 @@ def test_places_stay_as_they_are(tmp_path: Path) -> None:
             "pairs: found DatasetDict of train, test; allowed: ",
         ),
         ([*ROWS, "text"], r"pairs\[2\]: found 'text'; allowed: a dict"),
+        ([], "pairs: found no row; allowed: a list of dict, a DataFrame"),
+        (pandas.DataFrame(ROWS)["prompt"].head(0), "pairs: found no row"),
+        ([pandas.DataFrame(ROWS)] * 2, r"pairs\[0\]: found "),
         ([{"prompt": {1, 2}}], r"pairs\[0\]: found set; allowed: text, numbers, lists, dict"),
     ],
 )
@@ -162,6 +178,12 @@ def test_a_notebook_shows_a_small_table(audited: results.AuditResult) -> None:
         assert cell in shown
     assert str(audited.page) in shown
     assert repr(audited).splitlines()[:2] == ["<AuditResult mine>", "<script>1</script> & 2"]
+    assert len({audited}) == 1
+
+
+def test_a_result_whose_report_is_gone_can_be_printed(tmp_path: Path) -> None:
+    gone = results.RunResult("mine", tmp_path)
+    assert repr(gone).startswith("<RunResult mine>\nno report: ")
 
 
 def test_a_page_is_opened_or_shown_apart_from_the_notebook(

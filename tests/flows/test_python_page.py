@@ -65,12 +65,12 @@ def site_hooks() -> Any:
 def test_the_api_s_pages_have_every_name() -> None:
     hooks = site_hooks()
     api, formulas = hooks.api_page(), hooks.functional_page()
-    for name in trimtab.__all__:
-        assert name == "functional" or f"## trimtab.{name}\n" in api
+    for name in (*trimtab.__all__, "trl"):
+        assert name in ("functional", "trl") or f"## trimtab.{name}\n" in api
     assert "\n### score\n" in api and "flip_below: float | None = None" in api
     assert "    **changes: Any,\n) -> AuditResult" in api and "\nself" not in api
     for name in trimtab.functional.__all__:
         assert f"\n### {name}\n" in formulas
     documented = set(re.findall(r"^### (\w+)$", formulas, re.MULTILINE))
-    checks = {"require_shape", "require_mask", "require_floating"}  # of arguments
+    checks = {"require_shape", "require_mask", "require_floating", "refuse_other_choices"}
     assert documented - checks == set(trimtab.functional.__all__)

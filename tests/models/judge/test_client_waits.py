@@ -27,7 +27,7 @@ def test_the_endpoints_word_on_when_to_come_back_is_followed(
     assert line == f"{asked}: status 429: slow down; next attempt in 0.2 s"
 
 
-@pytest.mark.parametrize("at", ["0", "nan", "Sun, 01 Mar 2020 11:00:00 GMT"])
+@pytest.mark.parametrize("at", ["0", "0.001", "nan", "Sun, 01 Mar 2020 11:00:00 GMT"])
 def test_one_that_asks_for_no_wait_is_waited_for_ever_longer(
     at: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -171,7 +171,7 @@ def test_what_the_template_refuses_is_said(tmp_path: Path) -> None:
         ensemble.read(MESSAGES)
     shutil.rmtree(model)
     blank = save_scorer(model, template=False)
-    assert Ensemble.load([str(blank)], 1.0).read(("Hi", "")).num_tokens == 2
+    assert Ensemble.load([str(blank)], 1.0).read(("Hi", "")).num_tokens == 3
 
 
 def test_too_long_texts_are_counted(folder: Path) -> None:

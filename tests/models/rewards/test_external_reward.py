@@ -82,8 +82,11 @@ def alone(folder: Path, rows: Sequence[dict[str, Any]]) -> torch.Tensor:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     scores = []
     for row in rows:
-        if tokenizer.chat_template is None:
+        if model.config.model_type == "bert":
             inputs = tokenizer(row["prompt"], row["response"].strip(), return_tensors="pt")
+        elif tokenizer.chat_template is None:
+            text = f"{row['prompt']}{row['response']}{tokenizer.eos_token}"
+            inputs = tokenizer(text, return_tensors="pt")
         else:
             messages = [
                 {"role": "user", "content": row["prompt"]},

@@ -24,11 +24,12 @@ from trimtab.models.config.external_reward import (
 from trimtab.models.data.records import read_rows
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.rewards.checks import RewardError
-from trimtab.models.rewards.server import RewardServer
+from trimtab.models.rewards.server import RewardServer, messages_of
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.training.data import write_rows
 
 PATHS = {"openrlhf": "/get_reward", "remote_rm": "/rm", "classify": "/classify"}
+PATHS["classify_messages"] = PATHS["classify"]
 ASKED = [("p: ", "a b"), ("p: ", "a"), ("q: ", "a b c"), ("q: ", "b é"), ("r: ", "x y z z")]
 
 
@@ -61,10 +62,19 @@ def by_classify(_: int, body: Body) -> Body:
     return {"id": "c", "object": "list", "model": "rm", "data": rows[::-1], "usage": usage}
 
 
+def by_classify_messages(number: int, body: Body) -> Body:
+    """As vLLM's ClassificationChatRequest: one dialogue, which the chat template writes."""
+    messages = body.pop("messages")
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    text = " ".join(message["content"] for message in messages)
+    return by_classify(number, {**body, "input": [text]})
+
+
 SCRIPTS: dict[str, Script] = {
     "openrlhf": by_openrlhf,
     "remote_rm": by_remote_rm,
     "classify": by_classify,
+    "classify_messages": by_classify_messages,
 }
 
 
@@ -78,13 +88,14 @@ def server_config(server: ScriptedServer, format: str = "openrlhf", **changes: A
     server.path = PATHS[format]
     url = f"http://127.0.0.1:{server.server_port}{server.path}"
     quick = {"first_wait_seconds": 0.01, "max_wait_seconds": 0.05, "timeout_seconds": 20}
-    model = {"model": "rm"} if format == "classify" else {}
+    model = {"model": "rm"} if "classify" in format else {}
     return RewardServerConfig(**{"url": url, "format": format, **quick, **model, **changes})
 
 
 def scored(config: RewardServerConfig) -> list[float]:
     source = RewardServer(config, f"reward server {config.url}")
-    scores = dict(source.scores(ASKED))
+    rows = [{"prompt": prompt} for prompt, _ in ASKED]
+    scores = dict(source.scores(rows, [answer for _, answer in ASKED]))
     return [scores[place] for place in range(len(ASKED))]
 
 
@@ -92,12 +103,30 @@ EXPECTED = [length(prompt + answer) for prompt, answer in ASKED]
 
 
 @pytest.mark.parametrize(
-    ("format", "num_requests"), [("openrlhf", 3), ("remote_rm", 5), ("classify", 3)]
+    ("format", "num_requests"),
+    [("openrlhf", 3), ("remote_rm", 5), ("classify", 3), ("classify_messages", 5)],
 )
 def test_every_format(format: str, num_requests: int) -> None:
     with serving(SCRIPTS[format]) as server:
         assert scored(server_config(server, format, batch_size=2)) == EXPECTED
     assert len(server.bodies) == num_requests
+
+
+def test_a_server_that_reads_an_end_token_is_sent_one() -> None:
+    for format in ("openrlhf", "remote_rm", "classify"):
+        with serving(SCRIPTS[format]) as server:
+            scored(server_config(server, format, end_text="</s>"))
+        bodies = json.dumps(server.bodies)
+        assert bodies.count("</s>") == len(ASKED)
+        assert '"p: a b</s>"' in bodies or '"a b</s>"' in bodies
+    with pytest.raises(ValueError, match="end_text must be empty where format is classify_mess"):
+        RewardServerConfig(url="http://h/x", format="classify_messages", model="rm", end_text="e")
+
+
+def test_messages_are_sent_as_they_are_in_the_row() -> None:
+    system = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    messages = messages_of({"prompt": "rendered", "messages": system}, " a\n\nHuman: b")
+    assert messages == [*system, {"role": "assistant", "content": "a\n\nHuman: b"}]
 
 
 def test_pairs_are_voted_on_by_a_server(tmp_path: Path) -> None:
@@ -221,7 +250,10 @@ def test_a_worker_s_run_asks_no_private_address(monkeypatch: pytest.MonkeyPatch)
             "model must be a name where format is",
         ),
         ({"url": "http://h/r", "format": "remote_rm", "model": "m"}, "model must be none where"),
-        ({"url": "http://h/r", "format": "tgi"}, "Input should be 'openrlhf', 'remote_rm' or"),
+        (
+            {"url": "http://h/r", "format": "tgi"},
+            "Input should be 'openrlhf', 'remote_rm', 'classify' or",
+        ),
     ],
 )
 def test_settings_that_cannot_be(values: dict[str, str], message: str) -> None:

@@ -127,7 +127,7 @@ def test_a_prompt_is_passed_once_for_all_its_answers(
     assert passed < whole / 5
 
 
-def test_a_dialogue_is_read_by_the_chat_template_and_without_one_as_two_texts(
+def test_a_dialogue_is_read_by_the_chat_template_and_without_one_as_it_was_trained(
     tmp_path: Path,
 ) -> None:
     scorer = ExternalScorer.load(str(save_scorer(tmp_path / "model")))
@@ -138,7 +138,10 @@ def test_a_dialogue_is_read_by_the_chat_template_and_without_one_as_two_texts(
     )
     plain = ExternalScorer.load(str(save_scorer(tmp_path / "plain", template=False)))
     ids = plain.encode(("ab", " cd"))["input_ids"]
-    assert plain.tokenizer.decode(ids) == "abcd"
+    assert plain.tokenizer.decode(ids) == "ab cd<|im_end|>"
+    assert plain.encode(("ab", " cd<|im_end|>"))["input_ids"] == ids
+    pair = ExternalScorer.load(str(save_scorer(tmp_path / "pair", "bidirectional", False)))
+    assert pair.tokenizer.decode(pair.encode(("ab", " cd"))["input_ids"]) == "abcd"
     found = plain.score(ASKED, Progress(tmp_path))
     assert found == pytest.approx({each: _slow(plain, *each) for each in found}, abs=1e-4)
 

@@ -57,6 +57,8 @@ def test_every_form_of_a_dialogue_has_the_same_score(folder: Path, reward: Rewar
         [template(dialogue, tokenize=False) for dialogue in dialogues],
         [[*PROMPT, {"role": "assistant", "content": [{"type": "text", "text": answer}]}]
          for answer in (YES, NO, YES)],
+        [np.array([*PROMPT, *_answer(answer)]) for answer in (YES, NO, YES)],
+        [(np.array(PROMPT), np.array(_answer(answer))) for answer in (YES, NO, YES)],
     ]  # fmt: skip
     for inputs in forms:
         scores = reward.score(inputs)
@@ -80,6 +82,7 @@ def test_a_policy_may_answer_nothing(folder: Path, reward: RewardModel) -> None:
 @pytest.mark.parametrize(
     ("inputs", "answers", "words"),
     [
+        ((USER, YES), None, "inputs: found a tuple of two texts; allowed: a list of such tuples"),
         ("one text", None, "inputs: found 'one text'; allowed: a list, each text, messages"),
         ([USER], "an answer", "answers: found 'an answer'; allowed: a list"),
         ([USER], [YES, NO], "answers: found 2 for 1 prompts; allowed: one each"),

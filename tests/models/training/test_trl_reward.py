@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.models.judge.tiny import save_tiny
+from trimtab.models.training.reward_function import RewardModel
 from trimtab.models.training.trl_reward import RewardConfig, RewardTrainer, treat_labels
 
 PAIRS = [
@@ -123,6 +124,24 @@ def test_labels_margins_and_weights_are_in_the_loss(base: Path, tmp_path: Path) 
     loss = trainer.compute_loss(trainer.model, batch)
     assert float(loss.detach()) == pytest.approx(_mean(losses), abs=1e-5)
     assert trainer._metrics["eval"]["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pad", [0, 1])
+def test_what_trl_trained_on_text_is_scored_at_the_end_token(
+    base: Path, tmp_path: Path, pad: int
+) -> None:
+    """By the tokens of TRL's trainer; padded with the end token, the one before it is read."""
+    trainer = _trainer(base, tmp_path, PAIRS)
+    trainer.model.config.pad_token_id = pad
+    chosen, rejected = _gaps(trainer, _batch(trainer))
+    tokenizer = trainer.processing_class
+    tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.convert_ids_to_tokens(pad)
+    trainer.save_model(str(tmp_path / "saved"))
+    reward = RewardModel.load(tmp_path / "saved")
+    for name, expected in (("chosen", chosen), ("rejected", rejected)):
+        scores = reward.score([(pair["prompt"], pair[name]) for pair in PAIRS])
+        assert scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
