@@ -131,10 +131,14 @@ def denoised_policies(run: Run) -> None:
     """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
     # So few prompts that a thousand pairs are trained on, by the members that vote too.
     few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
-    noisy = changed(run, {"comparisons": few})
+    noisy = changed(run, {"comparisons": few, "ensemble": {"votes": VOTES}})
     add_scorer(noisy, "raw")
-    add_scorers(noisy, variants.DENOISED_AT_KL, train={"num_epochs": 4})
-    for name in variants.DENOISED_AT_KL:
+    compare_votes(noisy)
+    add_calibrated_vote(noisy, "cross_fitted_")
+    for name, variant in variants.DENOISED_AT_KL.items():
+        vote = "calibrated" if name == "posterior" else "strength"
+        add(noisy, f"pairs_{name}", RELABEL, treatment_of(noisy, variant), strength=vote)
+        add_scorer_of_pairs(noisy, name, train={"num_epochs": 4})
         for coef in variants.KL_COEFS:
             ppo = ppo_without_rehearsal(run, kl_coef=coef)
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
@@ -315,13 +319,21 @@ def _add_rehearsals(run: Run, compared: Mapping[str, Variant]) -> None:
 def risk_by_kl(run: Run) -> None:
     """PPO-max on the Advantage Model at several KL coefficients, with what may keep abilities:
     answers to what SFT was taught on rehearsed, uniformly and by risk, the KL penalty weighed by
-    that risk, the pre-training loss; and with none of them."""
+    that risk, the pre-training loss; and with none of them. Weights by risk, and none, also where
+    PPO's prompts share the forget set's families."""
+    _add_risks(run, variants.RISKS)
+    shared = replace(changed(run, variants.SHARED_FAMILIES), roles={})
+    _add_risks(shared, variants.SHARED_RISKS)
+    run.roles.update(shared.roles | run.roles)
+
+
+def _add_risks(run: Run, compared: Mapping[str, Variant]) -> None:
     add_both_scorers(run)
     changes = {"prompts": "demonstrations", "cluster_policy_prompts": True}
     add_rehearsal(run, "demonstrations", with_changes(run.config.rehearsal, changes))
     uniform = {"ptx_coef": 0.0, "rehearsal_weights": "uniform", "kl_weights": "uniform"}
-    for name, variant in variants.RISKS.items():
-        rehearsed = None if name in ("nothing", "ptx") else "rehearsal_demonstrations"
+    for name, variant in compared.items():
+        rehearsed = None if name.endswith(("nothing", "ptx")) else "rehearsal_demonstrations"
         for coef in variants.RISK_KL_COEFS:
             ppo = with_changes(set_kl(run.config.ppo, coef), {**uniform, **variant.changes})
             add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)

@@ -67,6 +67,7 @@ def run(config: RehearsalConfig, stage: Stage) -> None:
                     "category": rows[index].get("category"),
                     "cluster": int(clusters[index]),
                     "advantage_score": float(scores[index]),
+                    "ranked_by": float(ranked_by[index]),
                 }
                 for index in kept
             ),

@@ -92,25 +92,31 @@ def rehearsal_risk(run: SeedRun) -> SeedResult:
     that are not rehearsed: by it more of the cluster's answers are rehearsed, as many in all, or
     its prompts have a higher KL coefficient, on average the same. The opponent of the first is
     uniform rehearsal of the same answers, of the second PPO without rehearsal, of both the
-    pre-training loss. All learn from SFT's prompts, which hold the families of the forget set, and
-    PPO's hold none.
+    pre-training loss. All learn from SFT's prompts, which hold the families of the forget set.
+    PPO's hold none, so that weights of theirs can keep what is like them alone; and where "families
+    shared", they hold these families.
     """
     coefs, before = variants.RISK_KL_COEFS, _gold_by_family(run, "sft")
 
-    def read(_: str, policy: str) -> dict[str, float]:
-        after = _gold_by_family(run, policy)
+    def read(name: str, policy: str) -> dict[str, float]:
         row = {KL: run.answers(policy)[KL]} | run.forgetting(policy)
+        if name in variants.SHARED_RISKS:  # of another SFT
+            return row
+        after = _gold_by_family(run, policy)
         return row | {WORST: max(before[family] - after[family] for family in before)}
 
-    table, lines = read_by_kl(variants.RISKS, coefs, read, LOST)
-    _, wins = read_by_kl(variants.RISKS, coefs, read, MAIN)
-    nothing, uniform, ours, weighed, ptx = lines
+    compared = variants.RISKS | variants.SHARED_RISKS
+    table, lines = read_by_kl(compared, coefs, read, LOST)
+    _, wins = read_by_kl(compared, coefs, read, MAIN)
+    nothing, uniform, ours, weighed, ptx, shared, shared_weighed = lines
     checks: dict[str, Verdict] = {
-        f"{nothing} loses a tenth of the forget set": max(lines[nothing][1]) > 0.1
+        f"{label} loses a tenth of the forget set": max(lines[label][1]) > 0.1
+        for label in (nothing, shared)
     }
-    for one, other in ((ours, uniform), (weighed, nothing), (ours, ptx), (weighed, ptx)):
+    by_risk = ((ours, uniform), (weighed, nothing), (shared_weighed, shared))
+    for one, other in (*by_risk, (ours, ptx), (weighed, ptx)):
         checks |= loses_less(f"{one} loses less than {other}", lines[one], lines[other])
-    for one, other in ((ours, uniform), (weighed, nothing)):
+    for one, other in by_risk:
         raised = wins[one][0], [net + MAX_NET_LOST for net in wins[one][1]]
         words = f"{one} wins at most .05 less on the main prompts than {other} at equal KL"
         checks[words] = is_more_at_equal_kl(raised, wins[other])

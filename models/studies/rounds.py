@@ -35,6 +35,7 @@ from trimtab.models.studies.results import (
 from trimtab.models.studies.variants import META_UPDATES, ROUND_ARMS, dynamic_kl
 
 exhibit = exhibits_in("part-2")
+MAX_ACCURACY_LOST = 0.01
 TENTHS = [index / 10 for index in range(11)]
 SPREAD = "difference of answers' scores, after / before"
 NO_HELD_OUT = (
@@ -73,13 +74,13 @@ def table_2(run: SeedRun) -> SeedResult:
 
 @exhibit(
     arms="rounds",
-    claim="The best round beats SFT, and vanilla PPO too",
+    claim="The best round beats SFT, and PPO on the reward model as it is too",
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
 )
 def table_3(run: SeedRun) -> SeedResult:
-    """The best MetaRM round against SFT and against vanilla PPO.
+    """The best MetaRM round against SFT and against PPO-max on the reward model as it is.
 
-    PPO-max on the reward model has as many steps. The best is chosen on the validation prompts, by
+    The latter has as many steps. The best is chosen on the validation prompts, by
     annotators or held-out reward models.
     """
     rounds = _rounds(run, "meta")
@@ -171,10 +172,10 @@ def figure_16(run: SeedRun) -> SeedResult:
     claim="In each round the score rises; with a dynamic KL penalty quality is better at equal KL",
 )
 def figure_17(run: SeedRun) -> SeedResult:
-    """Training curves of the rounds and of vanilla PPO.
+    """Training curves of the rounds and of PPO-max on the reward model as it is.
 
-    MetaRM's rounds are at a fixed KL coefficient and at one that is steered to a KL; PPO-max on the
-    reward model has as many steps. At equal KL: wins less losses by KL, a point a round; it cannot
+    MetaRM's rounds are at a fixed KL coefficient and at one that is steered to a KL; PPO-max has as
+    many steps. At equal KL: wins less losses by KL, a point a round; it cannot
     be told where the coefficient is never raised, as the target was not reached then.
     """
     numbers = range(1, len(_rounds(run, "meta")) + 1)
@@ -245,6 +246,7 @@ def meta_updates(run: SeedRun) -> SeedResult:
         checks[f"{label}: answers lie further apart than with eta 0"] = (
             row[SPREAD] > without[SPREAD]
         )
-        checks[f"{label}: the order is no worse"] = accuracy_of(row) >= accuracy_of(without)
+        is_kept = accuracy_of(row) >= accuracy_of(without) - MAX_ACCURACY_LOST
+        checks[f"{label}: the order is at most a point less accurate"] = is_kept
     plot = bar_plot("Spread of answers' scores", "update", SPREAD, table, [SPREAD])
     return SeedResult(table, checks, [plot])

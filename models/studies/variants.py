@@ -231,6 +231,11 @@ RISKS = {
     ),
     "ptx": Variant("pre-training loss", {"rehearsal_coef": 0.0, "ptx_coef": 0.1}),
 }
+# Where PPO's prompts share the forget set's families, which their KL weights can then keep.
+SHARED_RISKS = {
+    f"shared_{name}": Variant(f"families shared: {RISKS[name].label}", RISKS[name].changes)
+    for name in ("nothing", "kl_risk")
+}
 RISK_KL_COEFS = (0.02, 0.05, 0.2)
 # [AM 3.2] Other criteria by which examples of a cluster are kept; scores, at SFT's prompts.
 CRITERIA = {
@@ -246,6 +251,7 @@ DENOISED_AT_KL = {
     "given": Variant("as given"),
     "flipped": Variant("flip", {"flip_below": 0.0}),
     "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
+    "posterior": Variant("posterior labels", {"noise": "posterior"}),
 }
 # Changes of labels as given by how often they are wrong, of which the calibrated cross-fitted vote
 # tells; beside them the recipe's treatment, by the recipe's vote and by that one, and gold's.
@@ -337,11 +343,10 @@ CONSTANTS = {
         "k, the examples kept of each cluster", (4, 8, 16, 32), "rehearsal.per_cluster"
     ),
     "meta-step": Constant(
-        "eta, the step of MetaRM's ascent",
-        (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2),
-        "rounds.meta_rm.meta_learning_rate",
+        "The length of MetaRM's ascent, in steps of AdamW",
+        (0.025, 0.1, 0.25, 0.5, 1.0, 4.0),
+        "rounds.meta_rm.ascent_length",
         "MetaRM",
-        {"rounds": {"meta_rm": {"ascent_length": None}}},
     ),
 }
 # [DPO figure 2] What decides how far a method moves from SFT, by its arm.

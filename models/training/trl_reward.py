@@ -92,6 +92,13 @@ class RewardTrainer(TRLRewardTrainer):
             raise ValueError(
                 "loss_type is advantage: found peft_config; allowed: none, as e(x) is no adapter"
             )
+        if is_advantage and (args.fsdp or args.deepspeed):
+            raise ValueError(
+                "loss_type is advantage: found fsdp or deepspeed; allowed: weights that are whole "
+                "on each rank, as e(x) is computed behind the model's forward pass"
+            )
+        if is_advantage:  # e(x) is not among what the forward pass leads to, and has a gradient
+            args.ddp_find_unused_parameters = False
         has_collator = bool(positional and positional[0]) or settings.get("data_collator")
         super().__init__(model, args, *positional, **settings)
         if not has_collator:

@@ -28,7 +28,7 @@ FALLS = (0.05, 0.1, 0.15)
 FALSE_ALARMS = 0.05
 RESAMPLES = 2000
 DEFAULT = CollapseConfig(window=WINDOW)
-RECIPE = DEFAULT.model_copy(update={"max_kl": recipe_named("default").ppo.guard.max_kl})
+RECIPE = recipe_named("default").ppo.guard
 # By name, the monitor in the orientation in which more is worse.
 MONITORS: dict[str, Callable[[Mapping[str, float]], float]] = {
     "KL": lambda read: read["kl"],
@@ -211,7 +211,8 @@ def rules_of(tuned: Sequence[Measured]) -> dict[str, CollapseConfig]:
     both = {"max_kl": kl, "max_held_out_fall": fall}
     return {
         f"KL {DEFAULT.max_kl:g}, the pattern": DEFAULT,
-        f"KL {RECIPE.max_kl:g}, the pattern: the recipe `default`": RECIPE,
+        f"KL {RECIPE.max_kl:g}, the pattern": DEFAULT.model_copy(update={"max_kl": RECIPE.max_kl}),
+        f"the recipe `default`: the same, a window of {RECIPE.window} steps": RECIPE,
         f"KL {kl:.2g}, the pattern": DEFAULT.model_copy(update=kl_alone),
         f"KL {kl:.2g}, held-out fall {fall:.2g}, the pattern": DEFAULT.model_copy(update=both),
     }

@@ -155,6 +155,22 @@ def test_what_is_exported_loads_in_plain_transformers(home: Path, tmp_path: Path
         assert role == "policy" or model.config.num_labels == 1
 
 
+def test_the_commands_of_the_page_on_other_programs(home: Path, tmp_path: Path) -> None:
+    """With this run for the page's, and its test pairs for the page's file."""
+    page = Path("docs/how-to/interoperability.md").read_text("utf-8")
+    exports = re.findall(r"^trimtab (export [^#\n]*?) *(?:#.*)?$", page, re.MULTILINE)
+    assert len(exports) == 2
+    (audit,) = re.findall(r"`trimtab (audit [^`]*)`", page)
+    (rows,) = home.glob("store/artifacts/comparisons/*/*/test.jsonl")
+    shutil.copy(rows, tmp_path / "pairs.jsonl")
+    for command in (*exports, f"{audit} --name by-reward"):
+        words = command.replace("default-seed0", NAME).split()
+        files = ("my-reward", "my-policy", "pairs.jsonl")
+        trimtab(home, *(str(tmp_path / word) if word in files else word for word in words))
+    assert (tmp_path / "my-policy/config.json").is_file()
+    assert "my-reward" in (home / "reports/by-reward/audit.html").read_text()
+
+
 def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
     found, total = from_store(_run(home))
     assert found == total

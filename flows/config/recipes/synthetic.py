@@ -109,6 +109,8 @@ def papers() -> RunConfig:
     the scale 1 - K / N), rehearsal of answers to PPO's prompts, PPO-max without normalised
     advantages and with the pre-training loss, MetaRM in each of four rounds. Sizes and rates are
     those of `default`, but for smaller rounds, of which each leaves the next something to gain.
+    Not as printed: rehearsal weighs .5 a token for .01 a response, as answers are short, and
+    MetaRM's ascent has a length, as the printed eta moves nothing at these rates.
     """
     like = default()
     terms: dict[str, Any] = {

@@ -106,6 +106,10 @@ CLAIM_UNITS = {
     "accuracy_change": ("difference of accuracy", "points"),
     "ece_change": ("difference of calibration error, annotators' labels", "points"),
     "ece_change_clean": ("the same, right labels", "points"),
+    "overconfidence": (
+        "the reward model's confidence less its accuracy, which the bound takes back if above 0",
+        "points",
+    ),
     "spread_change": ("difference of the spread", "change"),
     "spread_ratio_change": ("of its ratio to the spread within", "change"),
     "net_win": ("wins minus losses", "points"),

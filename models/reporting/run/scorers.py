@@ -193,6 +193,13 @@ def ece(gap: Tensor, binning: Binning) -> float:
     return float(expected_calibration_error(confidence, correct, NUM_BINS, binning))
 
 
+def overconfidence(artifacts: Artifacts, role: str, seed: int) -> Estimate:
+    """Mean confidence in the preferred answer less the share that is labelled better, test pairs:
+    above 0 where a bound of scores has something to take back."""
+    confidence, correct = pair_confidence(artifacts.labelled_gaps(role).gap)
+    return mean_estimate(confidence.double() - correct.double(), seed)
+
+
 def answer_scores(artifacts: Artifacts, role: str) -> tuple[list[str], Tensor, Tensor]:
     """Category names, and per test pair with a category its index (N,) and two scores (N, 2)."""
     scores = artifacts.scores(role, "test")

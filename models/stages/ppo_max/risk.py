@@ -50,7 +50,7 @@ class RehearsalRisk:
         self.config, self.rows, self.measured = config, rows, measured
         records = stage.rows("rehearsal", "rehearsal.jsonl")
         self.cluster = torch.tensor([record["cluster"] for record in records])
-        self.scores = torch.tensor([record["advantage_score"] for record in records])
+        self.ranked_by = torch.tensor([record["ranked_by"] for record in records])
         measured_records = stage.rows("rehearsal", "measured.jsonl")
         self.measured_cluster = torch.tensor([record["cluster"] for record in measured_records])
         self.num_tokens = torch.tensor([len(row.responses[0]) for row in measured])
@@ -83,7 +83,7 @@ class RehearsalRisk:
             sizes = self.cluster.bincount(minlength=len(risk))
             weights = risk_weights(risk, sizes, self.config.risk_floor)
             number = kept_per_cluster(weights, sizes)
-            places = best_of_clusters(self.scores, self.cluster, number)
+            places = best_of_clusters(self.ranked_by, self.cluster, number)
             self.kept = [self.rows[place] for place in places.tolist()]
             self.by_cluster |= {"rehearsal_weight": weights, "num_kept": number}
         if self.config.kl_weights == "risk":

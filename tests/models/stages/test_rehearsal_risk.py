@@ -111,10 +111,13 @@ def test_every_prompt_of_ppo_is_in_the_cluster_of_the_nearest_centre(
     assert all(row["cluster"] == known.get(row["prompt"], row["cluster"]) for row in rows)
 
 
+@pytest.mark.parametrize("criterion", ["score", "length"])
 def test_risk_is_measured_on_the_next_best_answers(
-    tmp_path: Path, smoke_config: Any, ppo: PPOConfig, inputs: dict[str, Path]
+    tmp_path: Path, smoke_config: Any, ppo: PPOConfig, inputs: dict[str, Path], criterion: str
 ) -> None:
+    """By the criterion that they were kept by; so are those that are rehearsed more often."""
     few = {"max_prompts": 60, "per_cluster": 5, "cluster_policy_prompts": True}
+    few |= {"criterion": criterion}
     few = smoke_config.rehearsal.model_copy(update=few)
     theirs = {"data": inputs["data"], "policy": inputs["policy"], "scorer": inputs["scorer"]}
     folder = run_stage("rehearsal", few, tmp_path / "few", **theirs)
@@ -124,12 +127,14 @@ def test_risk_is_measured_on_the_next_best_answers(
     }
     for cluster in range(4):
         best, behind = (
-            [row["advantage_score"] for row in rows if row["cluster"] == cluster]
+            [row["ranked_by"] for row in rows if row["cluster"] == cluster]
             for rows in (kept, measured)
         )
         assert 1 <= len(behind) <= 5 and min(best) >= max(behind)
     run = PPORun(ppo, Stage({**inputs, "rehearsal": folder}, tmp_path))
     assert run.risk is not None
+    by_score = [row["advantage_score"] for row in kept]
+    assert (run.risk.ranked_by.tolist() == pytest.approx(by_score)) == (criterion == "score")
     assert run.risk.measured_cluster.tolist() == [row["cluster"] for row in measured]
     run.risk.measure(run.learner.policy, run.reference)
     assert run.risk.num_tokens.shape == (len(measured),)

@@ -20,6 +20,7 @@ from trimtab.models.studies.variants import (
     RISK_KL_COEFS,
     RISKS,
     SHARED_REHEARSALS,
+    SHARED_RISKS,
 )
 
 
@@ -66,7 +67,7 @@ def test_rehearsal_by_risk_is_read_on_both_sets(run: Run) -> None:
 
     def roles(main: dict[str, float], **lost: float) -> dict[str, Any]:
         files: dict[str, Any] = {"eval_sft": answers(0.0, (0.9, 0.6))}
-        for name in RISKS:
+        for name in (*RISKS, *SHARED_RISKS):
             for coef in RISK_KL_COEFS:
                 files[f"eval_{name}_{coef:g}"] = answers(coef, (0.8, 0.2))
                 net = main.get(name, 0.2)
@@ -74,6 +75,7 @@ def test_rehearsal_by_risk_is_read_on_both_sets(run: Run) -> None:
         return files
 
     lost = {"nothing": 0.4, "uniform": 0.2, "risk": 0.05, "kl_risk": 0.05, "ptx": 0.1}
+    lost |= {"shared_nothing": 0.3, "shared_kl_risk": 0.1}
     reading = rehearsal_risk(run(roles({"risk": 0.16}, **lost)))
     assert all(reading.checks.values())
     row = reading.table["rehearsal by risk, KL coefficient 0.05"]
@@ -81,7 +83,7 @@ def test_rehearsal_by_risk_is_read_on_both_sets(run: Run) -> None:
     assert row["main, net"] == pytest.approx(0.16)
     # Family a lost .1 of SFT's gold, b .4.
     assert row["gold lost of the worst forget family"] == pytest.approx(0.4)
-    less = {"risk": 0.14, "kl_risk": 0.14}
+    less = {"risk": 0.14, "kl_risk": 0.14, "shared_kl_risk": 0.14}
     worse = rehearsal_risk(run(roles(less, **dict.fromkeys(lost, 0.05))))
     assert set(worse.checks.values()) == {False}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +252,50 @@ def test_an_advantage_model_has_no_adapters(base: Path, tmp_path: Path) -> None:
     args = _args(RewardConfig, tmp_path, loss_type="advantage")
     with pytest.raises(ValueError, match="found peft_config; allowed: none"):
         RewardTrainer(str(base), args, train_dataset=Dataset.from_list(PAIRS), peft_config=object())
+    args.fsdp = ["full_shard"]
+    with pytest.raises(ValueError, match="found fsdp or deepspeed; allowed: weights"):
+        RewardTrainer(str(base), args, train_dataset=Dataset.from_list(PAIRS))
+
+
+@pytest.mark.slow
+def test_an_advantage_model_is_trained_on_two_ranks(base: Path, tmp_path: Path) -> None:
+    """As on one: DDP would wait for e(x), which no output of the forward pass comes from."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(base), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    torch.manual_seed(0)
+    trainer = _trainer(base, tmp_path, PAIRS, loss_type="advantage")
+    before = trainer.model.state_dict()["expected_reward.weight"].clone()
+    alone = _trained(trainer)[1]["expected_reward.weight"]
+    both = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert not torch.equal(alone, before)
+    torch.testing.assert_close(both, alone, atol=1e-4, rtol=0)
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+
+from tests.models.training.test_trl_reward import PAIRS, _args
+from trimtab.trl import RewardConfig, RewardTrainer
+
+base, folder = sys.argv[1:]
+args = _args(RewardConfig, Path(folder) / "out", loss_type="advantage")
+args.per_device_train_batch_size = 3
+torch.manual_seed(0)
+trainer = RewardTrainer(base, args, train_dataset=Dataset.from_list(PAIRS))
+trainer.train()
+if trainer.accelerator.is_main_process:
+    torch.save(trainer.model.state_dict()["expected_reward.weight"], Path(folder) / "weights.pt")
+"""
