@@ -113,6 +113,11 @@ def long_reward_models(run: Run) -> None:
     add_scorers(run, TREATMENTS, "_long", train={"num_epochs": 4}, score_every=20)
 
 
+def one_reward_model(run: Run) -> None:
+    """`scorer_raw`: the recipe's reward model, on labels as given."""
+    add_scorer(run, "raw")
+
+
 def free_policies(run: Run) -> None:
     """PPO without KL penalty on the five reward models."""
     add_scorers(run, TREATMENTS)

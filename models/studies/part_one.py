@@ -11,6 +11,7 @@ from trimtab.models.studies import variants
 from trimtab.models.studies.frontier import loses_less
 from trimtab.models.studies.measures import (
     GAINED,
+    GIVEN,
     KL,
     LOST,
     RIGHT,
@@ -31,6 +32,7 @@ exhibit = exhibits_in("part-1")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
+LEAST_PAIRS = 30
 EARLY, LATE = f"{GAINED}, early", f"{GAINED}, late"
 
 
@@ -178,6 +180,50 @@ def figure_9(run: SeedRun) -> SeedResult:
     }
     table = {label: row | {name: judged[name] for name in ("win", "lose", "net")}}
     return SeedResult(table, checks, curve_plots(curves))
+
+
+@exhibit(
+    arms="one_reward_model",
+    claim="A reward model prefers the answers that people prefer, in every domain",
+    printed="distributions, no numbers",
+)
+def figure_2(run: SeedRun) -> SeedResult:
+    """How far a reward model's scores of a pair's answers lie apart, by domain of the prompt.
+
+    Test pairs and the labels as given; a domain is a category of LEAST_PAIRS pairs or more.
+    """
+    scored, gaps = run.labelled_gaps("scorer_raw"), dict[str, list[float]]()
+    for row, gap in zip(scored.rows, scored.gap.tolist(), strict=True):
+        gaps.setdefault(str(row.get("category")), []).append(gap)
+    gaps = {domain: of for domain, of in sorted(gaps.items()) if len(of) >= LEAST_PAIRS}
+    table = {
+        domain: {
+            GIVEN: fmean(gap > 0 for gap in of),
+            "mean difference": fmean(of),
+            "standard deviation": pstdev(of),
+            "pairs": float(len(of)),
+        }
+        for domain, of in gaps.items()
+    }
+    checks: dict[str, Verdict] = {
+        f"{domain}: more than half of the pairs are ordered as people did": row[GIVEN] > 0.5
+        for domain, row in table.items()
+    }
+    edges = np.linspace(min(map(min, gaps.values())), max(map(max, gaps.values())), NUM_BINS)
+    plot = Plot(
+        "Differences of scores",
+        "score of the answer that is labelled better, less the other's",
+        "density, test pairs",
+        {
+            domain: (
+                ((edges[1:] + edges[:-1]) / 2).tolist(),
+                np.histogram(of, edges, density=True)[0].tolist(),
+            )
+            for domain, of in gaps.items()
+        },
+        kind="paths",
+    )
+    return SeedResult(table, checks, [plot])
 
 
 @exhibit(

@@ -33,7 +33,7 @@ TITLES = {
     "human-votes": "Preference strength against people's votes",
     "rlaif": "RLAIF: how good a judge has to be",
     "methods": "Ways to optimise a policy, each at several strengths",
-    "constants": "Constants that the papers do not publish",
+    "constants": "Constants, and what other values come to",
 }
 Remark = Callable[[Sequence[SeedResult]], str]
 ReadT = TypeVar("ReadT", bound=Callable[..., SeedResult])
@@ -135,7 +135,7 @@ _DECLARED = [
     for path in sorted(Path(__file__).parent.glob("*.py"))
     for declared in _declarations(path.read_text("utf-8"))
 ] + [
-    Exhibit("constants", key, c.words, AS_GOOD_AS_ANY, "not published", "sweep", key, c.in_world)
+    Exhibit("constants", key, c.words, AS_GOOD_AS_ANY, c.printed, "sweep", key, c.in_world)
     for key, c in CONSTANTS.items()
 ]
 EXHIBITS = tuple(declared for paper in TITLES for declared in _DECLARED if declared.paper == paper)

@@ -285,7 +285,7 @@ class Constant:
     """A setting of a run that is swept: what it is, and its values beside the recipe's own.
 
     setting: its dotted path. trains: what is compared. changes: what else differs from the recipe.
-    in_world: as of an `Exhibit`.
+    in_world, printed: as of an `Exhibit`.
     """
 
     words: str
@@ -296,9 +296,11 @@ class Constant:
     ] = "policy"
     changes: Mapping[str, Any] = field(default_factory=dict)
     in_world: bool = False
+    printed: str = "not published"
 
 
-# Constants that no paper publishes, by the exhibit's name.
+_CURVES = "curves, no numbers"
+# By the exhibit's name: constants that no paper publishes, and those of PPO's appendices.
 CONSTANTS = {
     "smoothing": Constant(
         "alpha of label smoothing, on the recipe's treatment of labels",
@@ -347,6 +349,30 @@ CONSTANTS = {
         (0.025, 0.1, 0.25, 0.5, 1.0, 4.0),
         "rounds.meta_rm.ascent_length",
         "MetaRM",
+    ),
+    "entropy-coef": Constant(
+        "[PPO B.3] The coefficient of the entropy bonus",
+        (0.0, 0.001, 0.01, 0.1),
+        "ppo.entropy_coef",
+        printed=_CURVES,
+    ),
+    "policy-clip": Constant(
+        "[PPO C.1] The clip of the probability ratio",
+        (0.05, 0.1, 0.2, 0.4, 0.8),
+        "ppo.policy_clip",
+        printed=_CURVES,
+    ),
+    "gradient-clip": Constant(
+        "[PPO C.2] The largest norm of a gradient",
+        (0.1, 0.3, 1.0, 10.0),
+        "ppo.max_grad_norm",
+        printed=_CURVES,
+    ),
+    "gae-lambda": Constant(
+        "[PPO C.3] lambda of GAE: 0 the temporal difference, 1 the return",
+        (0.0, 0.5, 0.9, 0.95, 1.0),
+        "ppo.gae_lambda",
+        printed=_CURVES,
     ),
 }
 # [DPO figure 2] What decides how far a method moves from SFT, by its arm.

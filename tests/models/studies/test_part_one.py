@@ -16,6 +16,7 @@ from trimtab.models.studies.part_one import (
 )
 from trimtab.models.studies.part_one import (
     alignment_tax,
+    figure_2,
     figure_3,
     figure_4,
     figure_6,
@@ -167,6 +168,19 @@ def test_scores_beyond_those_of_sft_are_counted(run: Run) -> None:
     roles |= {"eval_ppo_max_rm": scored([20.0] * 8 + [120.0] * 2)}
     calm = roles | {"eval_vanilla": scored([20.0])}
     assert not any(score_distributions(run(calm)).checks.values())
+
+
+def test_differences_of_scores_are_read_by_domain(run: Run) -> None:
+    gaps = [*[("count", 1.0)] * 30, *[("count", -1.0)] * 10, *[("sort", -2.0)] * 30, ("rare", -3.0)]
+    rows = [pair(str(place), category) for place, (category, _) in enumerate(gaps)]
+    scores = [score(str(place), gap) for place, (_, gap) in enumerate(gaps)]
+    roles = {"preferences": {"test.jsonl": rows}, "scorer_raw": {"scores.jsonl": scores}}
+    reading = figure_2(run(roles))
+    assert list(reading.table) == ["count", "sort"]
+    assert reading.table["count"]["mean difference"] == pytest.approx(0.5)
+    assert reading.table["count"]["accuracy, given labels"] == 0.75
+    assert list(reading.checks.values()) == [True, False]
+    assert all(sum(y) > 0 for _, y in reading.plots[0].series.values())
 
 
 def test_advantage_clips_are_compared_at_one_reward_clip(run: Run) -> None:
