@@ -125,9 +125,9 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> Iterator[Claim]:
         better = ece_difference(artifacts, advantage, ours, "annotators", seed)
         lost = accuracy_difference(artifacts, advantage, ours, labels)
         measured = {"ece_change": better, "accuracy_change": lost}
-        measured["overconfidence"] = overconfidence(artifacts, ours, seed)
         if has_clean:
             measured["ece_change_clean"] = ece_difference(artifacts, advantage, ours, "clean", seed)
+        measured["overconfidence"] = overconfidence(artifacts, ours, seed)
         is_kept = status_of(lost, -MAX_ACCURACY_LOST, "above", or_equal=True)
         yield Claim(
             "advantage_model_calibrated",
