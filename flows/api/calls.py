@@ -197,9 +197,8 @@ def _sources(pairs: Any, settings: Settings) -> list[str]:
     if isinstance(pairs, Mapping):
         parts = f" of {', '.join(map(str, pairs))}"
         raise ConfigError(f"pairs: found {type(pairs).__name__}{parts}; allowed: {ALLOWED}")
-    if hasattr(pairs, "notna") and hasattr(
-        pairs, "columns"
-    ):  # a DataFrame, whose empty cells are no numbers
+    # Of a DataFrame empty cells are no numbers.
+    if hasattr(pairs, "notna") and hasattr(pairs, "columns"):
         pairs = pairs.astype(object).where(pairs.notna(), None).to_dict("records")
     if not isinstance(pairs, Iterable):
         raise ConfigError(f"pairs: found {type(pairs).__name__}; allowed: {ALLOWED}")
