@@ -11,7 +11,7 @@ space that follows.
 import importlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from trimtab.models.data.problems import Problem, shorten, typed
@@ -84,6 +84,13 @@ def dialogue_of(prompt: str, answer: str) -> list[Message]:
         {"role": _ROLES[name], "content": text.strip()}
         for name, text in zip(parts[::2], parts[1::2], strict=True)
     ]
+
+
+def messages_of(row: Mapping[str, Any], response: str) -> list[Message]:
+    """The dialogue of a row's prompt and a response: the row's messages where it has them, else the
+    turns of its HH-RLHF text; the response is one message, whatever marks of turns it holds."""
+    before = row.get("messages") or dialogue_of(row["prompt"], "x")[:-1]
+    return [*before, {"role": "assistant", "content": response.strip()}]
 
 
 def split_dialogue(

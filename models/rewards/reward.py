@@ -27,12 +27,13 @@ import torch
 from torch import Tensor
 
 from trimtab.models.config.external_reward import RewardConfig, RewardMemberConfig
+from trimtab.models.data.messages import messages_of
 from trimtab.models.functional.combination import panel_scores
 from trimtab.models.judge.reward import JudgeReward, key_of
 from trimtab.models.nets.device import current_device
 from trimtab.models.rewards.checks import RewardError, checked_scores
 from trimtab.models.rewards.function import RewardFunction
-from trimtab.models.rewards.server import RewardServer, messages_of
+from trimtab.models.rewards.server import RewardServer
 from trimtab.models.training import distributed
 from trimtab.models.training.external_scorer import Dialogue, ExternalScorer
 from trimtab.models.training.learner import Metrics

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trimtab.models.config.external_reward import RewardServerConfig, WireFormat
-from trimtab.models.data.messages import Message, dialogue_of
+from trimtab.models.data.messages import messages_of
 from trimtab.models.judge.chat import AnswerError
 from trimtab.models.judge.client import Gate, Server
 from trimtab.models.rewards.checks import checked_scores
@@ -95,13 +95,6 @@ def _write_classify(exchanges: Sequence[Exchange]) -> dict[str, Any]:
 def _write_classify_messages(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     ((row, answer),) = exchanges
     return {"messages": messages_of(row, answer), "use_activation": False}
-
-
-def messages_of(row: Mapping[str, Any], response: str) -> list[Message]:
-    """The dialogue of a row's prompt and a response: the row's messages where it has them, else the
-    turns of its HH-RLHF text; the response is one message, whatever marks of turns it holds."""
-    before = row.get("messages") or dialogue_of(row["prompt"], "x")[:-1]
-    return [*before, {"role": "assistant", "content": response.strip()}]
 
 
 def _read_classify(body: Any) -> list[Any]:

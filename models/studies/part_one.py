@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median, pstdev
 
 import numpy as np
@@ -25,7 +25,7 @@ from trimtab.models.studies.measures import (
     read_variants,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Effect, Plot, Rows, SeedResult, Verdict, bar_plot
+from trimtab.models.studies.results import Effect, Line, Plot, Rows, SeedResult, Verdict, bar_plot
 from trimtab.models.studies.variants import Variant
 
 exhibit = exhibits_in("part-1")
@@ -192,38 +192,42 @@ def figure_2(run: SeedRun) -> SeedResult:
 
     Test pairs and the labels as given; a domain is a category of LEAST_PAIRS pairs or more.
     """
-    scored, gaps = run.labelled_gaps("scorer_raw"), dict[str, list[float]]()
+    scored, by_domain = run.labelled_gaps("scorer_raw"), dict[str, list[float]]()
     for row, gap in zip(scored.rows, scored.gap.tolist(), strict=True):
-        gaps.setdefault(str(row.get("category")), []).append(gap)
-    gaps = {domain: of for domain, of in sorted(gaps.items()) if len(of) >= LEAST_PAIRS}
+        by_domain.setdefault(str(row.get("category")), []).append(gap)
+    by_domain = {name: by_domain[name] for name in sorted(by_domain)}
+    by_domain = {name: gaps for name, gaps in by_domain.items() if len(gaps) >= LEAST_PAIRS}
     table = {
         domain: {
-            GIVEN: fmean(gap > 0 for gap in of),
-            "mean difference": fmean(of),
-            "standard deviation": pstdev(of),
-            "pairs": float(len(of)),
+            GIVEN: fmean(gap > 0 for gap in gaps),
+            "mean difference": fmean(gaps),
+            "standard deviation": pstdev(gaps),
+            "pairs": float(len(gaps)),
         }
-        for domain, of in gaps.items()
+        for domain, gaps in by_domain.items()
     }
     checks: dict[str, Verdict] = {
         f"{domain}: more than half of the pairs are ordered as people did": row[GIVEN] > 0.5
         for domain, row in table.items()
     }
-    edges = np.linspace(min(map(min, gaps.values())), max(map(max, gaps.values())), NUM_BINS)
     plot = Plot(
         "Differences of scores",
         "score of the answer that is labelled better, less the other's",
         "density, test pairs",
-        {
-            domain: (
-                ((edges[1:] + edges[:-1]) / 2).tolist(),
-                np.histogram(of, edges, density=True)[0].tolist(),
-            )
-            for domain, of in gaps.items()
-        },
+        _densities(by_domain),
         kind="paths",
     )
     return SeedResult(table, checks, [plot])
+
+
+def _densities(samples: Mapping[str, Sequence[float]]) -> dict[str, Line]:
+    """A histogram of each sample, as a line; of the same bins over the range of all."""
+    edges = np.linspace(min(map(min, samples.values())), max(map(max, samples.values())), NUM_BINS)
+    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
+    return {
+        name: (middles, np.histogram(values, edges, density=True)[0].tolist())
+        for name, values in samples.items()
+    }
 
 
 @exhibit(
@@ -256,8 +260,6 @@ def score_distributions(run: SeedRun) -> SeedResult:
         for name, values in scores.items()
     }
     start, bound, free = table.values()
-    edges = np.linspace(min(map(min, scores.values())), max(map(max, scores.values())), NUM_BINS)
-    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
     checks = {
         "both raise the median score": min(bound["median"], free["median"]) > start["median"],
         "at most a tenth of PPO-max's answers score beyond SFT's": bound[beyond] <= 0.1,
@@ -267,10 +269,7 @@ def score_distributions(run: SeedRun) -> SeedResult:
         "Scores of the answers",
         "score by the reward model, less SFT's mean in the category",
         "density, answers to the main test prompts",
-        {
-            name: (middles, np.histogram(values, edges, density=True)[0].tolist())
-            for name, values in scores.items()
-        },
+        _densities(scores),
         kind="paths",
     )
     return SeedResult(table, checks, [plot])

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trimtab.models.config.policy import DPOLoss
+from trimtab.models.reporting.kit.names import DPO_NAMES
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -419,15 +422,7 @@ NOISE_LABELS = {
 }
 # Losses of the arm dpo, and what decides how far each moves from SFT: the values of `dpo.beta`,
 # about those of its paper.
-DPO_LOSSES = {
-    "sigmoid": Variant("DPO", {"loss": "sigmoid"}),
-    "hinge": Variant("hinge", {"loss": "hinge"}),
-    "ipo": Variant("IPO", {"loss": "ipo"}),
-    "kto": Variant("KTO", {"loss": "kto"}),
-    "simpo": Variant("SimPO", {"loss": "simpo"}),
-    "orpo": Variant("ORPO", {"loss": "orpo"}),
-}
-LOSS_BETAS = {
+LOSS_BETAS: dict[DPOLoss, tuple[float, ...]] = {
     "sigmoid": (0.03, 0.1, 0.3, 1.0),
     "hinge": (0.03, 0.1, 0.3, 1.0),
     "ipo": (0.1, 0.3, 1.0, 3.0),
@@ -435,3 +430,4 @@ LOSS_BETAS = {
     "simpo": (0.5, 1.0, 2.5, 5.0),
     "orpo": (0.1, 0.3, 1.0, 3.0),
 }
+DPO_LOSSES = {loss: Variant(DPO_NAMES[loss], {"loss": loss}) for loss in LOSS_BETAS}

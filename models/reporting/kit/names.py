@@ -24,7 +24,7 @@ POLICY_NAMES = {"sft": "SFT (start)", **{name: arm.label for name, arm in ARMS.i
 DPO_NAMES: dict[DPOLoss, str] = {
     "sigmoid": POLICY_NAMES["dpo"],
     "robust": "rDPO",
-    "hinge": "DPO, hinge loss",
+    "hinge": "DPO with hinge loss",
     "ipo": "IPO",
     "kto": "KTO",
     "simpo": "SimPO",

@@ -16,15 +16,15 @@ from trimtab.models.functional.ppo import kl_loss
 
 def _choices() -> dict[str, tuple[Callable[..., Any], str, str]]:
     """Every parameter that is a Literal, of all public formulas."""
-    found: dict[str, tuple[Callable[..., Any], str, str]] = {}
+    parameters: dict[str, tuple[Callable[..., Any], str, str]] = {}
     for formula in map(functional.__dict__.__getitem__, functional.__all__):
         if inspect.isfunction(formula):
             for name, hint in get_type_hints(formula).items():
                 for kind in (hint, *get_args(hint)):
                     if get_origin(kind) is Literal:
                         key = f"{formula.__name__}-{name}"
-                        found[key] = (formula, name, get_args(kind)[0])
-    return found
+                        parameters[key] = (formula, name, get_args(kind)[0])
+    return parameters
 
 
 CHOICES = _choices()

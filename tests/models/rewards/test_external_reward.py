@@ -26,7 +26,7 @@ from trimtab.models.config.external_reward import (
 from trimtab.models.data.records import read_rows
 from trimtab.models.rewards.checks import RewardError
 from trimtab.models.rewards.function import RewardFunction
-from trimtab.models.rewards.reward import reward_in
+from trimtab.models.rewards.reward import member_of, reward_in
 from trimtab.models.stages import external_reward_votes
 from trimtab.models.stages.ppo_max import trainer
 from trimtab.models.training.data import write_rows
@@ -364,6 +364,18 @@ def test_a_function_gets_texts_and_the_columns_that_it_names(
     assert (row["chosen_score"], row["rejected_score"]) == (0.0, 1.0)
     made(tmp_path / "two", tmp_path / "pairs", function="columns_of:all")
     assert columns_of.SEEN.pop() == {"category": ["c"] * 2, "messages": [turns] * 2}
+
+
+def test_an_answer_is_remembered_by_all_that_its_prompt_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "def f(prompts, responses, category):\n    return [len(name) for name in category]\n"
+    (tmp_path / "by_category.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    member = member_of(RewardMemberConfig(function="by_category:f"), tmp_path, 0)
+    rows = [{"prompt": "p", "category": name} for name in ("a", "bbb", "a")]
+    assert member.rate(rows, ["same"] * 3)[0].tolist() == [1.0, 3.0, 1.0]
+    assert member.summary() == {"num_rated": 2}
 
 
 @pytest.mark.parametrize("is_confined", [False, True])

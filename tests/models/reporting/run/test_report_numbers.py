@@ -28,6 +28,7 @@ from trimtab.models.reporting.run.scorers import (
     Scorer,
     length_baseline,
     measure,
+    overconfidence,
 )
 from trimtab.models.statistics.calibration import auroc
 from trimtab.models.statistics.estimates import (
@@ -170,6 +171,8 @@ def test_scorer_by_hand(label_inputs: Inputs) -> None:
     sure = 1 / (1 + math.exp(-2))
     expected = 0.5 * 0.5 + 0.5 * (1 - sure)
     assert value(scorer.label_ece_width) == pytest.approx(expected)
+    too_sure = overconfidence(Artifacts(label_inputs), "member_0", 0)
+    assert value(too_sure) == pytest.approx((sure + 0.5) / 2 - 0.5)
     # Clean: sigmoid(2) twice, right once; 0.5 once, wrong.
     expected = 2 / 3 * abs(sure - 0.5) + 1 / 3 * 0.5
     assert value(scorer.clean_ece_width) == pytest.approx(expected)
