@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean, median, pstdev
 
 import numpy as np
@@ -25,7 +25,7 @@ from trimtab.models.studies.measures import (
     read_variants,
 )
 from trimtab.models.studies.registry import exhibits_in
-from trimtab.models.studies.results import Effect, Line, Plot, Rows, SeedResult, Verdict, bar_plot
+from trimtab.models.studies.results import Effect, Plot, Rows, SeedResult, Verdict, bar_plot
 from trimtab.models.studies.variants import Variant
 
 exhibit = exhibits_in("part-1")
@@ -33,6 +33,7 @@ exhibit = exhibits_in("part-1")
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
 LEAST_PAIRS = 30
+MEAN, SPREAD = "mean difference", "standard deviation"
 EARLY, LATE = f"{GAINED}, early", f"{GAINED}, late"
 
 
@@ -200,8 +201,8 @@ def figure_2(run: SeedRun) -> SeedResult:
     table = {
         domain: {
             GIVEN: fmean(gap > 0 for gap in gaps),
-            "mean difference": fmean(gaps),
-            "standard deviation": pstdev(gaps),
+            MEAN: fmean(gaps),
+            SPREAD: pstdev(gaps),
             "pairs": float(len(gaps)),
         }
         for domain, gaps in by_domain.items()
@@ -210,24 +211,14 @@ def figure_2(run: SeedRun) -> SeedResult:
         f"{domain}: more than half of the pairs are ordered as people did": row[GIVEN] > 0.5
         for domain, row in table.items()
     }
-    plot = Plot(
+    plot = bar_plot(
         "Differences of scores",
-        "score of the answer that is labelled better, less the other's",
-        "density, test pairs",
-        _densities(by_domain),
-        kind="paths",
+        "domain",
+        "score of the better answer by the labels, less the other's",
+        table,
+        [MEAN, SPREAD],
     )
     return SeedResult(table, checks, [plot])
-
-
-def _densities(samples: Mapping[str, Sequence[float]]) -> dict[str, Line]:
-    """A histogram of each sample, as a line; of the same bins over the range of all."""
-    edges = np.linspace(min(map(min, samples.values())), max(map(max, samples.values())), NUM_BINS)
-    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
-    return {
-        name: (middles, np.histogram(values, edges, density=True)[0].tolist())
-        for name, values in samples.items()
-    }
 
 
 @exhibit(
@@ -260,6 +251,8 @@ def score_distributions(run: SeedRun) -> SeedResult:
         for name, values in scores.items()
     }
     start, bound, free = table.values()
+    edges = np.linspace(min(map(min, scores.values())), max(map(max, scores.values())), NUM_BINS)
+    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
     checks = {
         "both raise the median score": min(bound["median"], free["median"]) > start["median"],
         "at most a tenth of PPO-max's answers score beyond SFT's": bound[beyond] <= 0.1,
@@ -269,7 +262,10 @@ def score_distributions(run: SeedRun) -> SeedResult:
         "Scores of the answers",
         "score by the reward model, less SFT's mean in the category",
         "density, answers to the main test prompts",
-        _densities(scores),
+        {
+            name: (middles, np.histogram(values, edges, density=True)[0].tolist())
+            for name, values in scores.items()
+        },
         kind="paths",
     )
     return SeedResult(table, checks, [plot])

@@ -180,7 +180,7 @@ def test_differences_of_scores_are_read_by_domain(run: Run) -> None:
     assert reading.table["count"]["mean difference"] == pytest.approx(0.5)
     assert reading.table["count"]["accuracy, given labels"] == 0.75
     assert list(reading.checks.values()) == [True, False]
-    assert all(sum(y) > 0 for _, y in reading.plots[0].series.values())
+    assert list(reading.plots[0].series) == ["mean difference", "standard deviation"]
 
 
 def test_advantage_clips_are_compared_at_one_reward_clip(run: Run) -> None:
