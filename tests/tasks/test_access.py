@@ -45,7 +45,7 @@ WORDS = {
     *("PreferencesConfig.format", "PreferencesConfig.columns"),
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
-    "RewardServerConfig.model",
+    *("RewardServerConfig.model", "RewardServerConfig.end_text"),
     *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
     *("JudgeAnswersConfig.categories", "RewardModelConfig.without_categories"),
     *("JudgedPairsConfig.categories", "VotingJudgeConfig.name", "ReviseConfig.categories"),
