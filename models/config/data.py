@@ -28,6 +28,8 @@ WORLD_VERSION = 2
 # The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
 # held-out family is drawn at most 40,500 times.
 MAX_PROMPTS = 1_200_000
+# What a reward function is called with, whatever columns the user names.
+GIVEN_TO_REWARDS = frozenset({"prompt", "prompts", "responses", "category", "messages", "columns"})
 
 
 def share_problems(config: ComparisonsConfig | PreferencesConfig) -> Iterator[str]:
@@ -128,6 +130,9 @@ class PreferencesConfig(StageConfig):
     columns: dict[str, str] = Field({})
     """What the sources call a column, by the name that Trimtab or a preset has for it, such as
     {prompt: question, chosen: better, rejected: worse}"""
+    prompt_columns: tuple[str, ...] = ()
+    """Columns that a reward function is given with the prompt, such as the answer that is right;
+    all rows of a prompt must have the same there"""
     demonstrations: tuple[str, ...] = ()
     """Sources that SFT learns from in place of the chosen answers: rows of prompt + completion,
     messages, or text, as for TRL's SFTTrainer"""
@@ -171,5 +176,10 @@ class PreferencesConfig(StageConfig):
                 "categories must be empty or one for each source, found "
                 f"{len(self.categories)} for {len(self.sources)} sources"
             )
-        for name in ("sources", "demonstrations"):
+        for name in ("sources", "demonstrations", "prompt_columns"):
             require_different(name, getattr(self, name))
+        if taken := sorted({*self.prompt_columns} & GIVEN_TO_REWARDS):
+            yield (
+                f"prompt_columns must not be {', '.join(sorted(GIVEN_TO_REWARDS))}, which a reward "
+                f"function is given anyway, found {taken[0]}"
+            )

@@ -62,7 +62,8 @@ class PreferencePair:
     prompt: the whole dialogue up to the last assistant turn; chosen, rejected: only the answer.
     rating: 1 (barely better) to 4 (much better). source: "file:line". opinions: who voted
     how, where that is known. group: id shared by the pairs of one ranking. messages: the original
-    messages; None where the pair came as text.
+    messages; None where the pair came as text. columns: of the user's, for reward functions; None
+    where the settings name none.
     """
 
     id: str
@@ -76,6 +77,12 @@ class PreferencePair:
     source: str = ""
     opinions: tuple[Opinion, ...] | None = None
     messages: PairMessages | None = None
+    columns: dict[str, Any] | None = None
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """What rows of its prompt have of its columns."""
+        return {} if self.columns is None else {"columns": self.columns}
 
     def swapped(self) -> PreferencePair:
         """The pair with the other label."""
@@ -92,10 +99,11 @@ class PreferencePair:
     def to_json(self) -> dict[str, Any]:
         """The fields, in order of declaration, as values that `json.dumps` takes.
 
-        Without `opinions` where nobody's are known, and `messages` where it came as text.
+        Without `opinions` where nobody's are known, `messages` where it came as text, `columns`
+        where none are wanted.
         """
         values = dataclasses.asdict(self)
-        for name in ("opinions", "messages"):
+        for name in ("opinions", "messages", "columns"):
             if values[name] is None:
                 del values[name]
         return values

@@ -7,6 +7,7 @@ null, half of a surrogate pair a question mark, and values nested deeper than MA
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 from array import array
@@ -17,7 +18,9 @@ from typing import IO, Any, Final
 
 from trimtab.models.data.formats import ParsedRow
 from trimtab.models.data.presets import METADATA
+from trimtab.models.data.problems import shorten
 from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.row_account import PreferenceReport
 
 Row = dict[str, Any]
 MAX_DEPTH: Final = 32
@@ -48,6 +51,39 @@ class RowFields:
         values = {_text(name): plain(value) for name, value in fields.items()}
         self._stream.write(json.dumps(values, ensure_ascii=False).encode("utf-8") + b"\n")
         self._has_any = True
+
+    def with_columns(
+        self, names: Sequence[str], pairs: list[PreferencePair], report: PreferenceReport
+    ) -> list[PreferencePair]:
+        """The pairs with the fields of these names, null where a row has no such field.
+
+        Raises ValueError for a name that no row has, and where two rows of a prompt differ.
+        """
+        columns: dict[str, Row] = {}
+        others = set[str]()
+        if not names:
+            return pairs
+        for pair in pairs:
+            key, *numbers = report.row_of[pair.id]
+            for number in numbers:
+                row = json.loads(self._line(str(key), int(number)))
+                others.update(row)
+                values = {name: row.get(name) for name in names}
+                known = columns.setdefault(pair.prompt, values)
+                if odd := [name for name in names if known[name] != values[name]]:
+                    raise ValueError(
+                        f"preferences.prompt_columns: rows of one prompt differ in {odd[0]!r}, "
+                        f"found {shorten(known[odd[0]])} and {shorten(values[odd[0]])} "
+                        f"({pair.source}); allowed: the same in all rows of a prompt"
+                    )
+        for name in names:
+            if name not in others:
+                raise ValueError(
+                    f"preferences.prompt_columns: found {name!r}, which no row has; allowed: "
+                    f"{', '.join(sorted(others)) or 'none, as the rows have no further columns'}"
+                )
+            report.ignored_fields.pop(name, None)
+        return [dataclasses.replace(pair, columns=columns.get(pair.prompt)) for pair in pairs]
 
     def write(
         self,

@@ -1,8 +1,8 @@
 """A reward that is a Python function of the user's: `package.module:function`.
 
 It is called `function(prompts, responses)` with two lists of text, and by keyword with the columns
-of the prompts that it names, `category` and `messages`, each a list with None where a row has no
-such value. A function that takes `**columns` is given all. It
+of the prompts that it names, `category`, `messages` and those of `preferences.prompt_columns`, each
+a list with None where a row has no such value. A function that takes `**columns` is given all. It
 returns a number for each answer, and is called in the trainer's process, by the first rank alone.
 """
 
@@ -51,7 +51,8 @@ class RewardFunction:
         Raises RewardError for a column that it needs and no row has, where the function raises, and
         where it returns other than a finite number for each.
         """
-        known = {name for row in rows for name in row if name != "prompt"}
+        given = [{**row, **row.get("columns", {})} for row in rows]
+        known = {name for row in given for name in row} - {"prompt", "columns"}
         if missing := [n for n, is_needed in self._columns.items() if is_needed and n not in known]:
             raise RewardError(
                 f"{self._label}: found the parameter {missing[0]}; allowed after prompts and "
@@ -59,7 +60,7 @@ class RewardFunction:
                 "parameters with a default"
             )
         wanted = known if self._takes_all else known & self._columns.keys()
-        columns = {name: [row.get(name) for row in rows] for name in sorted(wanted)}
+        columns = {name: [row.get(name) for row in given] for name in sorted(wanted)}
         try:
             values = self._function([row["prompt"] for row in rows], list(responses), **columns)
         except Exception as error:

@@ -166,6 +166,8 @@ def score_by(
 def prompt_row(pair: Mapping[str, Any]) -> dict[str, Any]:
     """A pair's prompt, as rows of prompts are."""
     row = {"prompt": pair["prompt"], "category": pair.get("category")}
+    if "columns" in pair:
+        row["columns"] = pair["columns"]
     messages = pair.get("messages")
     return row if messages is None else {**row, "messages": messages["prompt"]}
 

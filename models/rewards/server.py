@@ -9,6 +9,8 @@ classify    POST {"model": name, "input": [text], "use_activation": false}
             verl, experimental/reward_loop]: without the activation the number is the raw score
 classify_messages   the same with {"messages": [...]} of one dialogue in place of the texts [vLLM]
 
+A label is the prompt's column of that name, where `preferences.prompt_columns` has it.
+
 Requests wait, are tried again and keep their key to themselves as those to judges do, whose rules
 on addresses hold here (`trimtab.models.judge.client`).
 """
@@ -78,14 +80,20 @@ def _texts(exchanges: Sequence[Exchange]) -> list[str]:
     return [row["prompt"] + answer for row, answer in exchanges]
 
 
+def _label(exchange: Exchange) -> Any:
+    """The column `label` of the prompt's row, of `preferences.prompt_columns`; None without."""
+    return exchange[0].get("columns", {}).get("label")
+
+
 def _write_openrlhf(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     prompts = [row["prompt"] for row, _ in exchanges]
-    return {"query": _texts(exchanges), "prompts": prompts, "labels": [""] * len(prompts)}
+    labels = ["" if label is None else label for label in map(_label, exchanges)]
+    return {"query": _texts(exchanges), "prompts": prompts, "labels": labels}
 
 
 def _write_remote_rm(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     ((row, answer),) = exchanges
-    return {"prompt": row["prompt"], "response": answer, "label": None}
+    return {"prompt": row["prompt"], "response": answer, "label": _label(exchanges[0])}
 
 
 def _write_classify(exchanges: Sequence[Exchange]) -> dict[str, Any]:

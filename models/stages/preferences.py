@@ -51,6 +51,7 @@ def run(config: PreferencesConfig, stage: Stage) -> None:
         # In random order, as stages that need only some prompts take the first.
         count = counts.num_taken(len(good), config.max_pairs)
         pairs = random.Random(f"subset/{config.seed}").sample(good, count)
+        pairs = fields.with_columns(config.prompt_columns, pairs, report)
         shares = counts.split_shares(config)
         splits = split_pairs(pairs, shares, seed=config.seed, split_by=config.split_by)
         fields.write(stage.output / "fields", splits, report.row_of)
@@ -228,10 +229,10 @@ def _source(name: str, folder: Path | None) -> Source:
 
 
 def _prompts(pairs: Sequence[PreferencePair]) -> list[Row]:
-    """Each prompt once, with its category and, where it came as messages, those."""
+    """Each prompt once, with its category and columns and, where it came as messages, those."""
     rows: dict[str, Row] = {}
     for pair in pairs:
-        rows[pair.prompt] = {"prompt": pair.prompt, "category": pair.category}
+        rows[pair.prompt] = {"prompt": pair.prompt, "category": pair.category, **pair.more}
         if pair.messages is not None:
             rows[pair.prompt]["messages"] = pair.messages.prompt
     return list(rows.values())
@@ -274,7 +275,7 @@ def write_demonstrations(
             f"{' and '.join(HELD_OUT)} have: give others"
         )
     chosen = (
-        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
+        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category, **pair.more}
         for pair in splits["train"]
     )
     rows = (text.to_json() for text in learned) if shown else chosen

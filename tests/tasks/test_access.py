@@ -46,6 +46,7 @@ WORDS = {
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
     *("RewardServerConfig.model", "RewardServerConfig.end_text"),
+    "PreferencesConfig.prompt_columns",
     *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
     *("JudgeAnswersConfig.categories", "RewardModelConfig.without_categories"),
     *("JudgedPairsConfig.categories", "VotingJudgeConfig.name", "ReviseConfig.categories"),

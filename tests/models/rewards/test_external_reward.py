@@ -213,6 +213,53 @@ def test_evaluation_samples_and_rehearsal_by_a_function(
 
 
 @pytest.mark.slow
+def test_columns_of_prompts_reach_a_function_in_every_stage(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It needs them: a stage that lost them would fail."""
+    code = (
+        "def f(prompts, responses, size):\n    return [n + len(r) for n, r in zip(size, responses)]"
+    )
+    (tmp_path / "its_columns.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    data, pairs = tmp_path / "data", tmp_path / "pairs"
+    for source, folder in ((world, data), (comparisons, pairs)):
+        shutil.copytree(source, folder)
+        for path in folder.rglob("*.jsonl"):
+            rows = read_rows(path)
+            if "prompt" in rows[0]:
+                write_rows(path, [row | {"columns": {"size": len(row["prompt"])}} for row in rows])
+    scorer = made(tmp_path / "reward", pairs, function="its_columns:f")
+    inputs = _inputs(policy, data, scorer=scorer)
+    sources = {"data": data, "policy": policy, "scorer": scorer}
+    answers = smoke_config.rejection_sampling.answers.model_copy(update={"num_prompts": 12})
+    ppo = run_stage("ppo_max", _ppo(smoke_config), tmp_path / "ppo", **inputs)
+    inputs["judge_0"] = scorer
+    evaluated = run_stage("evaluate", smoke_config.evaluate, tmp_path / "evaluated", **inputs)
+    sampled = run_stage("sample_responses", answers, tmp_path / "sampled", **sources)
+    rehearsed = run_stage("rehearsal", smoke_config.rehearsal, tmp_path / "rehearsed", **sources)
+    scores = [
+        (row["prompt"], row["response"], row.get("score", row.get("advantage_score")))
+        for path in (
+            ppo / "rollouts.jsonl",
+            evaluated / "responses.jsonl",
+            rehearsed / "rehearsal.jsonl",
+        )
+        for row in read_rows(path)
+    ] + [
+        (row["prompt"], response, score)
+        for row in read_rows(sampled / "answers.jsonl")
+        for response, score in zip(row["responses"], row["scores"], strict=True)
+    ]
+    assert scores and all(score == len(p) + len(r) for p, r, score in scores)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_killed_and_run_again_a_function_is_asked_nothing_twice(
     tmp_path: Path,
@@ -335,8 +382,8 @@ def test_a_function_gets_texts_and_the_columns_that_it_names(
     """By a TRL reward function's way of calling, too: what is left over goes to **columns."""
     code = (
         "SEEN = []\n"
-        "def named(prompts, responses, messages, unknown=7):\n"
-        "    SEEN.append((prompts, responses, messages, unknown))\n"
+        "def named(prompts, responses, messages, answer, unknown=7):\n"
+        "    SEEN.append((prompts, responses, messages, answer, unknown))\n"
         "    import numpy\n"
         "    return numpy.arange(len(prompts))\n"
         "def all(prompts, completions, **columns):\n"
@@ -350,6 +397,7 @@ def test_a_function_gets_texts_and_the_columns_that_it_names(
         "id": "0",
         "prompt": "<u>hi<a>",
         "category": "c",
+        "columns": {"answer": 4},
         "chosen": "a",
         "rejected": "b",
         "messages": {"prompt": turns, "chosen": [], "rejected": []},
@@ -359,11 +407,12 @@ def test_a_function_gets_texts_and_the_columns_that_it_names(
     output = made(tmp_path / "one", tmp_path / "pairs", function="columns_of:named")
     import columns_of  # type: ignore[import-not-found]
 
-    assert columns_of.SEEN.pop() == (["<u>hi<a>"] * 2, ["a", "b"], [turns] * 2, 7)
+    assert columns_of.SEEN.pop() == (["<u>hi<a>"] * 2, ["a", "b"], [turns] * 2, [4, 4], 7)
     (row,) = read_rows(output / "scores.jsonl")
     assert (row["chosen_score"], row["rejected_score"]) == (0.0, 1.0)
     made(tmp_path / "two", tmp_path / "pairs", function="columns_of:all")
-    assert columns_of.SEEN.pop() == {"category": ["c"] * 2, "messages": [turns] * 2}
+    given = {"answer": [4] * 2, "category": ["c"] * 2, "messages": [turns] * 2}
+    assert columns_of.SEEN.pop() == given
 
 
 def test_an_answer_is_remembered_by_all_that_its_prompt_has(

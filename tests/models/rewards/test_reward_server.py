@@ -111,6 +111,17 @@ def test_every_format(format: str, num_requests: int) -> None:
     assert len(server.bodies) == num_requests
 
 
+def test_a_prompt_s_label_is_sent_where_the_format_has_one() -> None:
+    for format, name, without in (("openrlhf", "labels", ""), ("remote_rm", "label", None)):
+        with serving(SCRIPTS[format]) as server:
+            source = RewardServer(server_config(server, format), "it")
+            rows = [{"prompt": "p", "columns": {"label": "four"}}, {"prompt": "p", "columns": {}}]
+            assert len(list(source.scores(rows, ["a", "b"]))) == len(rows)
+        labels = [body[name] for body in server.bodies]
+        flat = [each for label in labels for each in (label if name == "labels" else [label])]
+        assert sorted(flat, key=str) == sorted(["four", without], key=str)
+
+
 def test_a_server_that_reads_an_end_token_is_sent_one() -> None:
     for format in ("openrlhf", "remote_rm", "classify"):
         with serving(SCRIPTS[format]) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trimtab.models.data.problems import PreferenceDataError
 from trimtab.models.data.records import read_rows
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.training.data import write_rows
 
 
 def _hh(index: int) -> dict[str, str]:
@@ -74,6 +76,53 @@ def test_named_columns_of_a_table(tmp_path: Path) -> None:
     assert {row["source"] for row in pairs} == {f"pairs.csv:{n}" for n in range(2, 42)}
     (pair,) = [row for row in pairs if row["prompt"] == "question 7"]
     assert (pair["chosen"], pair["rejected"], pair["category"]) == ("good 7", "bad 7", "topic 1")
+
+
+def _with_answers(folder: Path, answers: Sequence[Any]) -> Path:
+    """Two rows a prompt, each with the answer of its place."""
+    folder.mkdir()
+    rows = [
+        {"prompt": f"q {n // 2}", "chosen": f"a {n}", "rejected": "b", "answer": answers[n]}
+        for n in range(len(answers))
+    ]
+    write_rows(folder / "pairs.jsonl", rows)
+    return folder
+
+
+def test_columns_go_with_their_prompt(tmp_path: Path) -> None:
+    folder = _with_answers(tmp_path / "raw", [str(n // 2) for n in range(80)])
+    changes = {"categories": (), "prompt_columns": ("answer",), "sources": ("pairs.jsonl",)}
+    config = CONFIG.model_copy(update=changes)
+    output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
+    names = (*SPLITS, "policy_prompts", "demonstrations", "eval/main", "eval/validation")
+    for name in names:
+        rows = read_rows(output / f"{name}.jsonl")
+        assert rows
+        assert all(row["columns"] == {"answer": row["prompt"].split()[1]} for row in rows)
+    account = json.loads((output / "summary.json").read_text())["account"]
+    assert "ignored" not in account
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "message"),
+    [
+        ("reply", ["x"] * 40, "found 'reply', which no row has; allowed: answer"),
+        ("answer", ["x"] * 39 + ["y"], "differ in 'answer', found 'x' and 'y' .pairs.jsonl:40"),
+    ],
+)
+def test_columns_that_no_prompt_can_have(
+    tmp_path: Path, name: str, answers: list[str], message: str
+) -> None:
+    folder = _with_answers(tmp_path / "raw", answers)
+    changes = {"categories": (), "prompt_columns": (name,), "sources": ("pairs.jsonl",)}
+    config = CONFIG.model_copy(update=changes)
+    with pytest.raises(ValueError, match=f"preferences.prompt_columns: .*{message}"):
+        run_stage("preferences", config, tmp_path / "work", source_0=folder)
+
+
+def test_columns_of_trimtab_s_own_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"prompt_columns must not be .*, found category"):
+        PreferencesConfig(prompt_columns=("answer", "category"))
 
 
 def test_unpaired_rows_are_in_the_account(tmp_path: Path) -> None:
