@@ -4,6 +4,9 @@ It is called `function(prompts, responses)` with two lists of text, and by keywo
 of the prompts that it names, `category`, `messages` and those of `preferences.prompt_columns`, each
 a list with None where a row has no such value. A function that takes `**columns` is given all. It
 returns a number for each answer, and is called in the trainer's process, by the first rank alone.
+
+One with a parameter `responses` or `completions` is given both by their names, and prompts only if
+it takes them. `completions` are TRL's: where all prompts came as messages, both are lists of these.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from trimtab.models.judge.addresses import is_confined
 from trimtab.models.rewards.checks import RewardError, checked_scores
 
 NUM_TEXTS = 2  # prompts and responses, the first two parameters
+PROMPTS, RESPONSES, COMPLETIONS = "prompts", "responses", "completions"
 
 
 class RewardFunction:
@@ -33,17 +37,23 @@ class RewardFunction:
         self._label = label
         self._function = _load(name, label)
         parameters = list(inspect.signature(self._function).parameters.values())
-        texts, further = parameters[:NUM_TEXTS], parameters[NUM_TEXTS:]
         kinds = inspect.Parameter
-        positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-        if sum(p.kind in positional for p in texts) != NUM_TEXTS:
-            raise RewardError(
-                f"{label}: found the parameters {inspect.signature(self._function)}; allowed: "
-                "prompts and responses first, then names of columns"
-            )
-        self._takes_all = any(p.kind is kinds.VAR_KEYWORD for p in further)
-        named = [p for p in further if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-        self._columns = {p.name: p.default is kinds.empty for p in named}
+        by_name = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        named = [p for p in parameters if p.kind in by_name]
+        answers = {RESPONSES, COMPLETIONS} & {p.name for p in named}
+        self._answers = min(answers, default=None)
+        if not answers:
+            texts, named = parameters[:NUM_TEXTS], [p for p in parameters[NUM_TEXTS:] if p in named]
+            positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+            if sum(p.kind in positional for p in texts) != NUM_TEXTS:
+                raise RewardError(
+                    f"{label}: found the parameters {inspect.signature(self._function)}; allowed: "
+                    "prompts and responses first, then names of columns"
+                )
+        self._takes_all = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+        self._takes_prompts = self._takes_all or any(p.name == PROMPTS for p in named)
+        texts_of = {PROMPTS, *answers}
+        self._columns = {p.name: p.default is kinds.empty for p in named if p.name not in texts_of}
 
     def scores(self, rows: Sequence[Mapping[str, Any]], responses: Sequence[str]) -> list[float]:
         """The score of each row's prompt with its response, in one call.
@@ -61,8 +71,17 @@ class RewardFunction:
             )
         wanted = known if self._takes_all else known & self._columns.keys()
         columns = {name: [row.get(name) for row in given] for name in sorted(wanted)}
+        prompts: Sequence[Any] = [row["prompt"] for row in rows]
+        answers: Sequence[Any] = list(responses)
+        if self._answers == COMPLETIONS and all(row.get("messages") for row in rows):
+            prompts = [row["messages"] for row in rows]
+            answers = [[{"role": "assistant", "content": text}] for text in responses]
         try:
-            values = self._function([row["prompt"] for row in rows], list(responses), **columns)
+            if self._answers is None:
+                values = self._function(prompts, answers, **columns)
+            else:
+                given_prompts = {PROMPTS: prompts} if self._takes_prompts else {}
+                values = self._function(**given_prompts, **{self._answers: answers}, **columns)
         except Exception as error:
             raise RewardError(f"{self._label} raised {type(error).__name__}: {error}") from error
         return checked_scores(self._label, values, len(responses))

@@ -415,6 +415,35 @@ def test_a_function_gets_texts_and_the_columns_that_it_names(
     assert columns_of.SEEN.pop() == given
 
 
+def test_a_function_of_trl_s_is_called_as_trl_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By names, in whatever order; of data that came as messages with these."""
+    code = (
+        "def f(completions, ground_truth, **kwargs):\n"
+        "    assert set(kwargs) <= {'prompts', 'category', 'messages'}\n"
+        "    texts = [c if isinstance(c, str) else c[0]['content'] for c in completions]\n"
+        "    return [float(t == g) for t, g in zip(texts, ground_truth)]\n"
+        "def g(responses, ground_truth):\n"
+        "    return [float(r == g) for r, g in zip(responses, ground_truth)]\n"
+        "def h(*, completions, prompts):\n"
+        "    pairs = zip(prompts, completions)\n"
+        "    return [float(p[0]['content'] == c[0]['content']) for p, c in pairs]\n"
+    )
+    (tmp_path / "of_trl.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = {"prompt": "p", "category": None, "columns": {"ground_truth": "a"}}
+    talk = text | {"messages": [{"role": "user", "content": "b"}]}
+    for name, row, expected in (
+        ("f", text, [1.0, 0.0]),
+        ("f", talk, [1.0, 0.0]),
+        ("g", talk, [1.0, 0.0]),
+        ("h", talk, [0.0, 1.0]),
+    ):
+        function = RewardFunction(f"of_trl:{name}", "it")
+        assert function.scores([row, row], ["a", "b"]) == expected
+
+
 def test_an_answer_is_remembered_by_all_that_its_prompt_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
