@@ -29,9 +29,7 @@ WORLD_VERSION = 2
 # held-out family is drawn at most 40,500 times.
 MAX_PROMPTS = 1_200_000
 # What a reward function is called with, whatever columns the user names.
-GIVEN_TO_REWARDS = frozenset(
-    {"prompt", "prompts", "responses", "completions", "category", "messages", "columns"}
-)
+GIVEN_TO_REWARDS = {"prompts", "responses", "completions", "prompt", "category", "messages"}
 
 
 def share_problems(config: ComparisonsConfig | PreferencesConfig) -> Iterator[str]:
