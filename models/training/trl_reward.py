@@ -16,6 +16,7 @@ all responses to a prompt.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -24,6 +25,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer as TRLRewardTrainer
+from trl.data_utils import is_conversational
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from trimtab.models.functional.advantage import advantage_loss
@@ -77,6 +79,9 @@ class RewardConfig(TRLRewardConfig):
 class RewardTrainer(TRLRewardTrainer):
     """TRL's RewardTrainer for a RewardConfig of ours: change the import, keep the script.
 
+    After pairs of text the tokenizer is saved without its chat template, by which the model read
+    nothing: `trimtab.RewardModel` and `--reward-model` would ask it in words that it never saw.
+
     Raises ValueError for settings that need a column `strength` which the training pairs lack, for
     an Advantage Model with adapters, and for one of a model without a head `score`.
     """
@@ -99,8 +104,12 @@ class RewardTrainer(TRLRewardTrainer):
             )
         if is_advantage:  # e(x) is not among what the forward pass leads to, and has a gradient
             args.ddp_find_unused_parameters = False
+        self._reads_text = False
         has_collator = bool(positional and positional[0]) or settings.get("data_collator")
         super().__init__(model, args, *positional, **settings)
+        if self._reads_text and getattr(self.processing_class, "chat_template", None):
+            self.processing_class = deepcopy(self.processing_class)
+            self.processing_class.chat_template = None
         if not has_collator:
             theirs: Any = self.data_collator  # type: ignore[has-type]
             self.data_collator = PairCollator(theirs.pad_token_id, theirs.pad_to_multiple_of)
@@ -134,6 +143,8 @@ class RewardTrainer(TRLRewardTrainer):
     ) -> Any:
         """TRL's method, before which labels are treated, and behind which prompts are counted."""
         if dataset_name == "train":
+            first = next(iter(dataset))
+            self._reads_text = "chosen" in first and not is_conversational(first)
             dataset = treat_labels(dataset, args)
         dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if args.loss_type == "advantage":

@@ -134,12 +134,18 @@ def test_labels_margins_and_weights_are_in_the_loss(base: Path, tmp_path: Path) 
 def test_what_trl_trained_on_text_is_scored_at_the_end_token(
     base: Path, tmp_path: Path, pad: int
 ) -> None:
-    """By the tokens of TRL's trainer; padded with the end token, the one before it is read."""
-    trainer = _trainer(base, tmp_path, PAIRS)
+    """By the tokens of TRL's trainer, though the tokenizer had a chat template; padded with the end
+    token, the one before it is read."""
+    theirs = AutoTokenizer.from_pretrained(base)
+    args = _args(RewardConfig, tmp_path)
+    trainer = RewardTrainer(
+        str(base), args, train_dataset=Dataset.from_list(PAIRS), processing_class=theirs
+    )
+    assert theirs.chat_template
     trainer.model.config.pad_token_id = pad
     chosen, rejected = _gaps(trainer, _batch(trainer))
     tokenizer = trainer.processing_class
-    tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.convert_ids_to_tokens(pad)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     trainer.save_model(str(tmp_path / "saved"))
     reward = RewardModel.load(tmp_path / "saved")
     for name, expected in (("chosen", chosen), ("rejected", rejected)):
