@@ -107,9 +107,10 @@ class RewardTrainer(TRLRewardTrainer):
         self._reads_text = False
         has_collator = bool(positional and positional[0]) or settings.get("data_collator")
         super().__init__(model, args, *positional, **settings)
-        if self._reads_text and getattr(self.processing_class, "chat_template", None):
-            self.processing_class = deepcopy(self.processing_class)
-            self.processing_class.chat_template = None
+        if self._reads_text:
+            tokenizer: Any = deepcopy(self.processing_class)  # type: ignore[has-type]
+            tokenizer.chat_template = None
+            self.processing_class = tokenizer
         if not has_collator:
             theirs: Any = self.data_collator  # type: ignore[has-type]
             self.data_collator = PairCollator(theirs.pad_token_id, theirs.pad_to_multiple_of)
