@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import IO
 
 _POLL_SECONDS = 0.05
-# A stage that ends makes others ready: the patient give them so long to come for its slot.
+# A stage that ends makes others ready: the patient give them so long to come for its slot, and
+# longer where they would leave none to others.
 _PATIENCE_SECONDS = 1.0
+_LAST_PATIENCE_SECONDS = 5.0
 
 
 def pause() -> None:
@@ -84,10 +86,11 @@ def hold_slots(
     Gives those it holds. What `wait` raises, between two tries, ends the waiting.
 
     It takes all `count` at once or none, so no holder waits for more. With `is_patient` it takes
-    locks only after they were free for a while with no other waiter, and never the first.
+    locks only after they were free for a while with no other waiter, and the first, which others
+    take first, only after it was free for longer.
     """
     if is_patient:
-        paths = paths[1:] or paths
+        paths = [*paths[1:], paths[0]]
     count = min(count, len(paths))
     with ExitStack() as stack:
         streams = [stack.enter_context(_opened(path)) for path in paths]
@@ -110,16 +113,21 @@ def _opened(path: Path) -> IO[str]:
 def _wait_behind(
     queue: IO[str], streams: Sequence[IO[str]], count: int, wait: Callable[[], None]
 ) -> list[IO[str]]:
-    """Take slots that have been free for a while, with nobody waiting."""
-    free_since = time.monotonic()
+    """Take slots that have been free for a while, with nobody waiting; the last, if there are
+    others, after longer."""
+    *_, last = streams
+    free_since, before, misses = time.monotonic(), list[IO[str]](), 0
     while True:
         taken = _take_behind(queue, streams, count)
-        if not taken:
-            free_since = time.monotonic()
-        elif time.monotonic() - free_since >= _PATIENCE_SECONDS:
+        misses = 0 if taken else misses + 1
+        # One miss by itself is another of the patient that looks at the same moment.
+        if misses > 1 or (taken and taken != before):
+            free_since, before = time.monotonic(), taken
+        is_last = last in taken and len(streams) > 1
+        patience = _LAST_PATIENCE_SECONDS if is_last else _PATIENCE_SECONDS
+        if taken and time.monotonic() - free_since >= patience:
             return taken
-        else:
-            _give_back(streams)
+        _give_back(streams)
         wait()
 
 

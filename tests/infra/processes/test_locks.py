@@ -17,7 +17,8 @@ from trimtab.infra.processes.locks import file_lock, hold_slots, pause
 def test_the_patient_wait_until_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trimtab.infra.processes.locks._PATIENCE_SECONDS", 0.1)
+    for name, seconds in (("_PATIENCE_SECONDS", 0.1), ("_LAST_PATIENCE_SECONDS", 0.2)):
+        monkeypatch.setattr(f"trimtab.infra.processes.locks.{name}", seconds)
     slots = [tmp_path / f"slot-{index}" for index in range(2)]
     order: list[str] = []
 
@@ -61,6 +62,39 @@ def test_who_gives_up_waiting_leaves_everything_to_others(tmp_path: Path, is_pat
     assert tries == 3
     with hold_slots(slots, 2, is_patient=True) as held:  # nobody is taken to wait any more
         assert held == slots[1:]
+
+
+@pytest.mark.slow
+def test_the_patient_leave_no_slot_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last is taken after longer, and not while somebody waits."""
+    for name, seconds in (("_PATIENCE_SECONDS", 0.2), ("_LAST_PATIENCE_SECONDS", 1.0)):
+        monkeypatch.setattr(f"trimtab.infra.processes.locks.{name}", seconds)
+    slots = [tmp_path / f"slot-{index}" for index in range(2)]
+    held: list[tuple[str, Path]] = []
+    may_end = threading.Event()
+
+    def hold(name: str, count: int, is_patient: bool) -> None:
+        with hold_slots(slots, count, is_patient=is_patient) as paths:
+            held.extend((name, path) for path in paths)
+            may_end.wait()
+
+    def start(name: str, count: int, is_patient: bool) -> threading.Thread:
+        thread = threading.Thread(target=hold, args=(name, count, is_patient))
+        thread.start()
+        return thread
+
+    begun = time.monotonic()
+    threads = [start("patient", 1, True) for _ in range(3)]
+    while len(held) < 2 and time.monotonic() - begun < 30:
+        time.sleep(0.02)
+    assert held == [("patient", slots[1]), ("patient", slots[0])]
+    assert time.monotonic() - begun >= 1.0
+    threads.append(start("ready", 2, False))
+    time.sleep(0.3)
+    may_end.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [name for name, _ in held[2:]] == ["ready", "ready", "patient"]
 
 
 def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> None:
