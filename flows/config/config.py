@@ -447,6 +447,11 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             f"sft.model.base must be none with ensemble.rewards.model, found {base!r}: its "
             "chat template would write the prompts, which a reward model reads by its own"
         )
+    if config.is_synthetic and config.preferences.prompt_columns:
+        yield (
+            "preferences.prompt_columns must be empty without preferences.sources, found "
+            f"{', '.join(config.preferences.prompt_columns)}: the synthetic world has no columns"
+        )
     if config.is_synthetic and config.preferences.demonstrations:
         yield (
             "preferences.demonstrations must be empty without preferences.sources, found "

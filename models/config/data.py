@@ -28,8 +28,10 @@ WORLD_VERSION = 2
 # The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
 # held-out family is drawn at most 40,500 times.
 MAX_PROMPTS = 1_200_000
-# What a reward function is called with, whatever columns the user names.
-GIVEN_TO_REWARDS = {"prompts", "responses", "completions", "prompt", "category", "messages"}
+# Names of what a reward function is given, whatever columns the user names.
+GIVEN_TO_REWARDS = frozenset(
+    "prompt prompts response responses completions category messages columns".split()
+)
 
 
 def share_problems(config: ComparisonsConfig | PreferencesConfig) -> Iterator[str]:
@@ -180,6 +182,11 @@ class PreferencesConfig(StageConfig):
             require_different(name, getattr(self, name))
         if taken := sorted({*self.prompt_columns} & GIVEN_TO_REWARDS):
             yield (
-                f"prompt_columns must not be {', '.join(sorted(GIVEN_TO_REWARDS))}, which a reward "
-                f"function is given anyway, found {taken[0]}"
+                f"prompt_columns must not be {', '.join(sorted(GIVEN_TO_REWARDS))}, names of "
+                f"Trimtab's own, found {taken[0]}"
+            )
+        if self.prompt_columns and self.written_prompts:
+            yield (
+                "prompt_columns must be empty with written_prompts, found "
+                f"{', '.join(self.prompt_columns)}: those prompts have no columns"
             )

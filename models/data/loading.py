@@ -217,6 +217,7 @@ class _Loader:
             if self.fields is not None:
                 further = further_fields(raw.value, parsed, source.columns)
                 self.fields.add(source.label, counts.read, further)
+                self.fields.columns.add(source.label, counts.read, raw.value)
             if not parsed.is_waiting:
                 self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
 

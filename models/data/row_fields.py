@@ -24,6 +24,8 @@ from trimtab.models.data.row_account import PreferenceReport
 
 Row = dict[str, Any]
 MAX_DEPTH: Final = 32
+SETTING: Final = "preferences.prompt_columns"
+MOST_NAMED: Final = 20
 # Of a pair of two rows (unpaired data) fields are named by the answer that they came with.
 HALVES: Final = ("chosen_", "rejected_")
 _TEXTS: Final = ("prompt", "chosen", "rejected")
@@ -36,7 +38,9 @@ class RowFields:
     of the sources.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], prompt_columns: Sequence[str] = ()) -> None:
+        """prompt_columns: of which `columns` keeps what the rows have."""
+        self.columns = PromptColumns(prompt_columns)
         self._stream = stream
         self._starts: dict[str, array[int]] = defaultdict(lambda: array("q"))
         self._has_any = False
@@ -51,39 +55,6 @@ class RowFields:
         values = {_text(name): plain(value) for name, value in fields.items()}
         self._stream.write(json.dumps(values, ensure_ascii=False).encode("utf-8") + b"\n")
         self._has_any = True
-
-    def with_columns(
-        self, names: Sequence[str], pairs: list[PreferencePair], report: PreferenceReport
-    ) -> list[PreferencePair]:
-        """The pairs with the fields of these names, null where a row has no such field.
-
-        Raises ValueError for a name that no row has, and where two rows of a prompt differ.
-        """
-        columns: dict[str, Row] = {}
-        others = set[str]()
-        if not names:
-            return pairs
-        for pair in pairs:
-            key, *numbers = report.row_of[pair.id]
-            for number in numbers:
-                row = json.loads(self._line(str(key), int(number)))
-                others.update(row)
-                values = {name: row.get(name) for name in names}
-                known = columns.setdefault(pair.prompt, values)
-                if odd := [name for name in names if known[name] != values[name]]:
-                    raise ValueError(
-                        f"preferences.prompt_columns: rows of one prompt differ in {odd[0]!r}, "
-                        f"found {shorten(known[odd[0]])} and {shorten(values[odd[0]])} "
-                        f"({pair.source}); allowed: the same in all rows of a prompt"
-                    )
-        for name in names:
-            if name not in others:
-                raise ValueError(
-                    f"preferences.prompt_columns: found {name!r}, which no row has; allowed: "
-                    f"{', '.join(sorted(others)) or 'none, as the rows have no further columns'}"
-                )
-            report.ignored_fields.pop(name, None)
-        return [dataclasses.replace(pair, columns=columns.get(pair.prompt)) for pair in pairs]
 
     def write(
         self,
@@ -113,6 +84,60 @@ class RowFields:
             return b"{}\n"
         self._stream.seek(start)
         return self._stream.readline()
+
+
+class PromptColumns:
+    """Columns of rows that go with a prompt to reward functions and servers."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._values: dict[tuple[str, int], dict[str, Any]] = {}
+        self._others = set[str]()
+
+    def add(self, key: str, number: int, row: Mapping[str, Any]) -> None:
+        """Keep what row `number` of a source has in these columns, as JSON has it."""
+        if self._names:
+            self._others.update(row)
+            values = {name: plain(row[name]) for name in self._names if name in row}
+            self._values[key, number] = values
+
+    def added_to(
+        self, pairs: Sequence[PreferencePair], report: PreferenceReport
+    ) -> list[PreferencePair]:
+        """The pairs with their prompts' columns, null where no row of a prompt has one.
+
+        Raises ValueError for a name that no row has, and where two rows of a prompt differ.
+        """
+        if not self._names:
+            return [*pairs]
+        if missing := [name for name in self._names if name not in self._others]:
+            others = sorted(self._others)[:MOST_NAMED]
+            raise ValueError(
+                f"{SETTING}: found {missing[0]!r}, which no row has; allowed: {', '.join(others)}"
+            )
+        columns: dict[str, dict[str, Any]] = {}
+        places: dict[tuple[str, str], str] = {}
+        for pair in pairs:
+            known = columns.setdefault(pair.prompt, {})
+            key, *numbers = report.row_of[pair.id]
+            for number in numbers:
+                for name, value in self._values[str(key), int(number)].items():
+                    place = places.setdefault((pair.prompt, name), pair.source)
+                    before = known.setdefault(name, value)
+                    if json.dumps(before, sort_keys=True) != json.dumps(value, sort_keys=True):
+                        raise ValueError(
+                            f"{SETTING}: rows of one prompt differ in {name!r}, found "
+                            f"{shorten(before)} ({place}) and {shorten(value)} ({pair.source}); "
+                            "allowed: the same in all rows of a prompt that have it"
+                        )
+        for name in self._names:
+            report.ignored_fields.pop(name, None)
+        return [
+            dataclasses.replace(
+                pair, columns={name: columns[pair.prompt].get(name) for name in self._names}
+            )
+            for pair in pairs
+        ]
 
 
 def further_fields(row: Row, parsed: ParsedRow, columns: Mapping[str, str]) -> Row:

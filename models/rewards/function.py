@@ -11,6 +11,7 @@ it takes them. `completions` are TRL's: where all prompts came as messages, both
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -48,7 +49,7 @@ class RewardFunction:
             if sum(p.kind in positional for p in texts) != NUM_TEXTS:
                 raise RewardError(
                     f"{label}: found the parameters {inspect.signature(self._function)}; allowed: "
-                    "prompts and responses first, then names of columns"
+                    "prompts and responses first, or one called completions, and names of columns"
                 )
         self._takes_all = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
         self._takes_prompts = self._takes_all or any(p.name == PROMPTS for p in named)
@@ -65,15 +66,22 @@ class RewardFunction:
         known = {name for row in given for name in row} - {"prompt", "columns"}
         if missing := [n for n, is_needed in self._columns.items() if is_needed and n not in known]:
             raise RewardError(
-                f"{self._label}: found the parameter {missing[0]}; allowed after prompts and "
-                f"responses: columns of the prompts ({', '.join(sorted(known)) or 'none'}), or "
-                "parameters with a default"
+                f"{self._label}: found the parameter {missing[0]}; allowed beside prompts and "
+                f"{self._answers or RESPONSES}: columns of the prompts "
+                f"({', '.join(sorted(known)) or 'none'}), to which preferences.prompt_columns adds "
+                "your own, and parameters with a default"
             )
         wanted = known if self._takes_all else known & self._columns.keys()
         columns = {name: [row.get(name) for row in given] for name in sorted(wanted)}
         prompts: Sequence[Any] = [row["prompt"] for row in rows]
         answers: Sequence[Any] = list(responses)
-        if self._answers == COMPLETIONS and all(row.get("messages") for row in rows):
+        talks = sum(bool(row.get("messages")) for row in rows)
+        if self._answers == COMPLETIONS and talks:
+            if talks < len(rows):
+                raise RewardError(
+                    f"{self._label}: found {talks} of {len(rows)} prompts as messages; allowed "
+                    "with a parameter completions: all of them, or none (responses are texts)"
+                )
             prompts = [row["messages"] for row in rows]
             answers = [[{"role": "assistant", "content": text}] for text in responses]
         try:
@@ -82,9 +90,19 @@ class RewardFunction:
             else:
                 given_prompts = {PROMPTS: prompts} if self._takes_prompts else {}
                 values = self._function(**given_prompts, **{self._answers: answers}, **columns)
+            if inspect.iscoroutine(values):
+                values = asyncio.run(values)
         except Exception as error:
             raise RewardError(f"{self._label} raised {type(error).__name__}: {error}") from error
-        return checked_scores(self._label, values, len(responses))
+        return checked_scores(self._label, _numbers_of(values), len(responses))
+
+
+def _numbers_of(values: Any) -> Any:
+    """Right and wrong as 1 and 0, as TRL's tensor of them is."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, list | tuple):
+        return values
+    return [float(value) if isinstance(value, bool) else value for value in values]
 
 
 def _load(name: str, label: str) -> Callable[..., Any]:

@@ -46,12 +46,12 @@ def run(config: PreferencesConfig, stage: Stage) -> None:
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
     render = chat_renderer(tokenizer) if tokenizer is not None else None
     with tempfile.TemporaryFile(dir=stage.workdir) as scratch:
-        fields = RowFields(scratch)
+        fields = RowFields(scratch, config.prompt_columns)
         good, bad_rows, report = _load(config, stage, tokenizer, render, fields)
         # In random order, as stages that need only some prompts take the first.
         count = counts.num_taken(len(good), config.max_pairs)
         pairs = random.Random(f"subset/{config.seed}").sample(good, count)
-        pairs = fields.with_columns(config.prompt_columns, pairs, report)
+        pairs = fields.columns.added_to(pairs, report)
         shares = counts.split_shares(config)
         splits = split_pairs(pairs, shares, seed=config.seed, split_by=config.split_by)
         fields.write(stage.output / "fields", splits, report.row_of)

@@ -344,7 +344,6 @@ def _bad(value: object) -> str:
         (_bad("[1, 2, float('inf'), 0]"), "found inf as the score of answer 3 of 4"),
         (_bad("[1e300] * 4"), r"found 1e\+300 as the score of answer 1 of 4"),
         (_bad("['1'] * 4"), "found str as the score of answer 1"),
-        (_bad("[True] * 4"), "found True as the score"),
         (_bad("[None] * 4"), "found None as the score"),
         (_bad("1.5"), "found float; allowed: a list of 4 numbers"),
         (_bad("{}['x']"), "reward function bad:f raised KeyError: 'x'"),
@@ -353,12 +352,12 @@ def _bad(value: object) -> str:
         ("f = 3", "found int; allowed: a Python function"),
         (
             "def f(texts): return [0]",
-            "found the parameters .texts.; allowed: prompts and responses",
+            "found the parameters .texts.; allowed: prompts and responses first, or one",
         ),
         (
             "def f(prompts, responses, answer): return [0] * 4",
-            r"found the parameter answer; allowed after prompts and responses: columns of the "
-            r"prompts \(category\), or parameters with a default",
+            r"found the parameter answer; allowed beside prompts and responses: columns of the "
+            r"prompts \(category\), to which preferences.prompt_columns adds",
         ),
     ],
 )
@@ -426,6 +425,8 @@ def test_a_function_of_trl_s_is_called_as_trl_calls_it(
         "    return [float(t == g) for t, g in zip(texts, ground_truth)]\n"
         "def g(responses, ground_truth):\n"
         "    return [float(r == g) for r, g in zip(responses, ground_truth)]\n"
+        "async def later(prompts, responses):\n"
+        "    return [response == 'a' for response in responses]\n"
         "def h(*, completions, prompts):\n"
         "    pairs = zip(prompts, completions)\n"
         "    return [float(p[0]['content'] == c[0]['content']) for p, c in pairs]\n"
@@ -439,9 +440,12 @@ def test_a_function_of_trl_s_is_called_as_trl_calls_it(
         ("f", talk, [1.0, 0.0]),
         ("g", talk, [1.0, 0.0]),
         ("h", talk, [0.0, 1.0]),
+        ("later", text, [1.0, 0.0]),
     ):
         function = RewardFunction(f"of_trl:{name}", "it")
         assert function.scores([row, row], ["a", "b"]) == expected
+    with pytest.raises(RewardError, match="it: found 1 of 2 prompts as messages; allowed with a"):
+        RewardFunction("of_trl:f", "it").scores([text, talk], ["a", "b"])
 
 
 def test_an_answer_is_remembered_by_all_that_its_prompt_has(

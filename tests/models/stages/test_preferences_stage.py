@@ -103,11 +103,29 @@ def test_columns_go_with_their_prompt(tmp_path: Path) -> None:
     assert "ignored" not in account
 
 
+def test_columns_are_read_as_the_rows_have_them(tmp_path: Path) -> None:
+    """Also one that a pair is made of; a row without one has that of its prompt's other row."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = [{"prompt": f"q {n // 2}", "chosen": f"a {n}", "rejected": "b"} for n in range(80)]
+    rows = [row | {"id": "same"} if n % 2 else row for n, row in enumerate(rows)]
+    write_rows(folder / "pairs.jsonl", rows)
+    changes = {"categories": (), "prompt_columns": ("id",), "sources": ("pairs.jsonl",)}
+    config = CONFIG.model_copy(update=changes)
+    output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
+    prompts = read_rows(output / "policy_prompts.jsonl")
+    assert prompts and all(row["columns"] == {"id": "same"} for row in prompts)
+
+
 @pytest.mark.parametrize(
     ("name", "answers", "message"),
     [
-        ("reply", ["x"] * 40, "found 'reply', which no row has; allowed: answer"),
-        ("answer", ["x"] * 39 + ["y"], "differ in 'answer', found 'x' and 'y' .pairs.jsonl:40"),
+        ("reply", ["x"] * 40, "found 'reply', which no row has; allowed: answer, chosen"),
+        (
+            "answer",
+            [*"x" * 39, "y"],
+            r"differ in 'answer', found 'x' \(pairs.jsonl:[0-9]+\) and 'y' \(pairs",
+        ),
     ],
 )
 def test_columns_that_no_prompt_can_have(
@@ -123,6 +141,8 @@ def test_columns_that_no_prompt_can_have(
 def test_columns_of_trimtab_s_own_are_refused() -> None:
     with pytest.raises(ValueError, match=r"prompt_columns must not be .*, found category"):
         PreferencesConfig(prompt_columns=("answer", "category"))
+    with pytest.raises(ValueError, match=r"prompt_columns must be empty with written_prompts"):
+        PreferencesConfig(prompt_columns=("answer",), written_prompts=True)
 
 
 def test_unpaired_rows_are_in_the_account(tmp_path: Path) -> None:
