@@ -54,6 +54,9 @@ def draw(plots: Sequence[Plot]) -> Chart:
             ticks = [fill(tick, tick_width, break_long_words=False) for tick in first.ticks]
             panel.axes.set_xticks(next(iter(first.series.values()))[0], ticks, fontsize=8)
         if first.kind == "paths":
+            # Wide as the points: of one seed that went far the whisker may leave the panel.
+            means = [fmean(x) for name in first.series for x in zip(*_at(plots, name), strict=True)]
+            panel.axes.set_xlim(right=max(means) + 0.05 * (max(means) - min(means)))
             panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
         elif len(first.series) > 1:  # above the axes: inside it would hide what it names
             panel.axes.legend(
@@ -102,6 +105,11 @@ def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     if len(plots) > 1:
         low, high = ([edge(values) for values in columns] for edge in (min, max))
         panel.axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _at(plots: Sequence[Plot], name: str) -> list[list[float]]:
+    """Each seed's positions along x."""
+    return [plot.series[name][0] for plot in plots]
 
 
 def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:

@@ -171,9 +171,10 @@ class Panel:
 
 
 def style(index: int) -> tuple[str, str, str]:
-    """Colour, line style and marker of the n-th series; colours come again in other line styles."""
-    (colour, _, marker), turn = STYLES[index % len(STYLES)], index // len(STYLES)
-    return colour, STYLES[(index + turn) % len(STYLES)][1], marker
+    """Colour, line style and marker of the n-th series; colours come again with others of these."""
+    turn, count = index // len(STYLES), len(STYLES)
+    line, marker = STYLES[(index + turn) % count][1], STYLES[(index + 3 * turn) % count][2]
+    return STYLES[index % count][0], line, marker
 
 
 def policy_style(name: str) -> tuple[str, str, str]:
