@@ -80,8 +80,8 @@ class PreferencePair:
     columns: dict[str, Any] | None = None
 
     @property
-    def more(self) -> dict[str, Any]:
-        """What rows of its prompt have of its columns."""
+    def columns_entry(self) -> dict[str, Any]:
+        """Its columns as an entry of a row; empty where there are none."""
         return {} if self.columns is None else {"columns": self.columns}
 
     def swapped(self) -> PreferencePair:

@@ -232,7 +232,7 @@ def _prompts(pairs: Sequence[PreferencePair]) -> list[Row]:
     """Each prompt once, with its category and columns and, where it came as messages, those."""
     rows: dict[str, Row] = {}
     for pair in pairs:
-        rows[pair.prompt] = {"prompt": pair.prompt, "category": pair.category, **pair.more}
+        rows[pair.prompt] = {"prompt": pair.prompt, "category": pair.category, **pair.columns_entry}
         if pair.messages is not None:
             rows[pair.prompt]["messages"] = pair.messages.prompt
     return list(rows.values())
@@ -275,7 +275,12 @@ def write_demonstrations(
             f"{' and '.join(HELD_OUT)} have: give others"
         )
     chosen = (
-        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category, **pair.more}
+        {
+            "prompt": pair.prompt,
+            "response": pair.chosen,
+            "category": pair.category,
+            **pair.columns_entry,
+        }
         for pair in splits["train"]
     )
     rows = (text.to_json() for text in learned) if shown else chosen
