@@ -87,10 +87,10 @@ def test_the_patient_leave_no_slot_idle(tmp_path: Path, monkeypatch: pytest.Monk
     threads = [start("patient", 1, True) for _ in range(3)]
     while len(held) < 2 and time.monotonic() - begun < 30:
         time.sleep(0.02)
-    assert held == [("patient", slots[1]), ("patient", slots[0])]
+    assert sorted(held) == [("patient", slot) for slot in slots]
     assert time.monotonic() - begun >= 1.0
     threads.append(start("ready", 2, False))
-    time.sleep(0.3)
+    time.sleep(1.0)
     may_end.set()
     for thread in threads:
         thread.join(timeout=60)
