@@ -447,16 +447,12 @@ def _label_mistakes(config: RunConfig) -> Iterator[str]:
             f"sft.model.base must be none with ensemble.rewards.model, found {base!r}: its "
             "chat template would write the prompts, which a reward model reads by its own"
         )
-    if config.is_synthetic and config.preferences.prompt_columns:
-        yield (
-            "preferences.prompt_columns must be empty without preferences.sources, found "
-            f"{', '.join(config.preferences.prompt_columns)}: the synthetic world has no columns"
-        )
-    if config.is_synthetic and config.preferences.demonstrations:
-        yield (
-            "preferences.demonstrations must be empty without preferences.sources, found "
-            f"{list(config.preferences.demonstrations)}: the synthetic world has its own"
-        )
+    for name, why in (("prompt_columns", "has no columns"), ("demonstrations", "has its own")):
+        if config.is_synthetic and (values := getattr(config.preferences, name)):
+            yield (
+                f"preferences.{name} must be empty without preferences.sources, found "
+                f"{list(values)}: the synthetic world {why}"
+            )
     judged = config.judge_preferences
     if config.ai_labels is not None and (judged is None or "train" not in judged.splits):
         yield (

@@ -115,7 +115,7 @@ def test_a_reward_model_is_in_the_plan_with_its_own_size(tmp_path: Path) -> None
         ((REWARD, 'reward.server={"url": "http://a"}'), "reward.server.format"),
         (
             (REWARD, 'preferences.prompt_columns=["answer"]'),
-            "preferences.prompt_columns must be empty without preferences.sources, found answer",
+            "preferences.prompt_columns must be empty without preferences.sources, found ['ans",
         ),
         ((f"{HELD_OUT[:-1]}, {HELD_OUT.partition('[')[2]}",), "must differ, found reward function"),
     ],
