@@ -136,10 +136,14 @@ def denoised_policies(run: Run) -> None:
     """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
     # So few prompts that a thousand pairs are trained on, by the members that vote too.
     few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
-    noisy = changed(run, {"comparisons": few})
+    noisy = changed(run, {"comparisons": few, "ensemble": {"votes": VOTES}})
     add_scorer(noisy, "raw")
-    add_scorers(noisy, variants.DENOISED_AT_KL, train={"num_epochs": 4})
-    for name in variants.DENOISED_AT_KL:
+    compare_votes(noisy)
+    add_calibrated_vote(noisy, "cross_fitted_")
+    for name, variant in variants.DENOISED_AT_KL.items():
+        vote = "calibrated" if name == "posterior" else "strength"
+        add(noisy, f"pairs_{name}", RELABEL, treatment_of(noisy, variant), strength=vote)
+        add_scorer_of_pairs(noisy, name, train={"num_epochs": 4})
         for coef in variants.KL_COEFS:
             ppo = ppo_without_rehearsal(run, kl_coef=coef)
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")

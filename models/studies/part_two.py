@@ -491,7 +491,8 @@ def denoised_policies(run: SeedRun) -> SeedResult:
     """Policies by KL, on reward models that learned few and hard labels by heart.
 
     PPO-max on reward models of four epochs on a thousand pairs, whose harder labels are wrong
-    more often: labels as given, flipped, and flipped and smoothed, at several KL coefficients.
+    more often: labels as given, flipped, flipped and smoothed by the recipe's vote, and posterior
+    labels by the calibrated cross-fitted vote, at several KL coefficients.
     """
 
     def read(name: str, policy: str) -> dict[str, float]:

@@ -254,6 +254,7 @@ DENOISED_AT_KL = {
     "given": Variant("as given"),
     "flipped": Variant("flip", {"flip_below": 0.0}),
     "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
+    "posterior": Variant("posterior labels", {"noise": "posterior"}),
 }
 # Changes of labels as given by how often they are wrong, of which the calibrated cross-fitted vote
 # tells; beside them the recipe's treatment, by the recipe's vote and by that one, and gold's.

@@ -122,12 +122,12 @@ def test_denoised_policies_are_read_at_equal_kl(run: Run) -> None:
                 found[f"judge_{name}_{coef:g}"] = judged(net)
         return found
 
-    better = {"given": 0.1, "flipped": 0.2, "flipped_smoothed": 0.3}
+    better = {"given": 0.1, "flipped": 0.2, "flipped_smoothed": 0.3, "posterior": 0.4}
     reading = denoised_policies(
         run(roles(better, {"given": False, **dict.fromkeys(list(better)[1:], True)}))
     )
     assert all(reading.checks.values())
     assert reading.table["flip, KL coefficient 0.1"]["net"] == pytest.approx(0.2)
-    worse = {"given": 0.1, "flipped": 0.0, "flipped_smoothed": 0.1}
+    worse = {"given": 0.1, "flipped": 0.0, "flipped_smoothed": 0.1, "posterior": 0.1}
     none = denoised_policies(run(roles(worse, dict.fromkeys(worse, True))))
     assert not any(none.checks.values())
