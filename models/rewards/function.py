@@ -92,9 +92,11 @@ class RewardFunction:
                 values = self._function(**given_prompts, **{self._answers: answers}, **columns)
             if inspect.iscoroutine(values):
                 values = asyncio.run(values)
+            if self._answers == COMPLETIONS:
+                values = _numbers_of(values)
         except Exception as error:
             raise RewardError(f"{self._label} raised {type(error).__name__}: {error}") from error
-        return checked_scores(self._label, _numbers_of(values), len(responses))
+        return checked_scores(self._label, values, len(responses))
 
 
 def _numbers_of(values: Any) -> Any:

@@ -344,6 +344,7 @@ def _bad(value: object) -> str:
         (_bad("[1, 2, float('inf'), 0]"), "found inf as the score of answer 3 of 4"),
         (_bad("[1e300] * 4"), r"found 1e\+300 as the score of answer 1 of 4"),
         (_bad("['1'] * 4"), "found str as the score of answer 1"),
+        (_bad("[True] * 4"), "found True as the score"),
         (_bad("[None] * 4"), "found None as the score"),
         (_bad("1.5"), "found float; allowed: a list of 4 numbers"),
         (_bad("{}['x']"), "reward function bad:f raised KeyError: 'x'"),
@@ -425,8 +426,8 @@ def test_a_function_of_trl_s_is_called_as_trl_calls_it(
         "    return [float(t == g) for t, g in zip(texts, ground_truth)]\n"
         "def g(responses, ground_truth):\n"
         "    return [float(r == g) for r, g in zip(responses, ground_truth)]\n"
-        "async def later(prompts, responses):\n"
-        "    return [response == 'a' for response in responses]\n"
+        "async def later(completions, **kwargs):\n"
+        "    return [text == 'a' for text in completions]\n"
         "def h(*, completions, prompts):\n"
         "    pairs = zip(prompts, completions)\n"
         "    return [float(p[0]['content'] == c[0]['content']) for p, c in pairs]\n"

@@ -78,7 +78,7 @@ def test_named_columns_of_a_table(tmp_path: Path) -> None:
     assert (pair["chosen"], pair["rejected"], pair["category"]) == ("good 7", "bad 7", "topic 1")
 
 
-def _with_answers(folder: Path, answers: Sequence[Any]) -> Path:
+def _write_answers(folder: Path, answers: Sequence[Any]) -> Path:
     """Two rows a prompt, each with the answer of its place."""
     folder.mkdir()
     rows = [
@@ -90,7 +90,7 @@ def _with_answers(folder: Path, answers: Sequence[Any]) -> Path:
 
 
 def test_columns_go_with_their_prompt(tmp_path: Path) -> None:
-    folder = _with_answers(tmp_path / "raw", [str(n // 2) for n in range(80)])
+    folder = _write_answers(tmp_path / "raw", [str(n // 2) for n in range(80)])
     changes = {"categories": (), "prompt_columns": ("answer",), "sources": ("pairs.jsonl",)}
     config = CONFIG.model_copy(update=changes)
     output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
@@ -131,7 +131,7 @@ def test_columns_are_read_as_the_rows_have_them(tmp_path: Path) -> None:
 def test_columns_that_no_prompt_can_have(
     tmp_path: Path, name: str, answers: list[str], message: str
 ) -> None:
-    folder = _with_answers(tmp_path / "raw", answers)
+    folder = _write_answers(tmp_path / "raw", answers)
     changes = {"categories": (), "prompt_columns": (name,), "sources": ("pairs.jsonl",)}
     config = CONFIG.model_copy(update=changes)
     with pytest.raises(ValueError, match=f"preferences.prompt_columns: .*{message}"):

@@ -10,12 +10,14 @@ from trimtab.models.studies.frontier import (
     LEAST_SHARED_KL,
     Lead,
     Line,
+    gains_most,
     highest,
     is_more_at_equal_kl,
     lead_of,
     loses_less,
     shared_kl,
 )
+from trimtab.models.studies.results import Plot, SeedResult
 
 RAMP: Line = ([0.0, 2.0], [0.0, 1.0])  # rises by .5 a nat
 
@@ -102,6 +104,20 @@ def test_the_highest_is_said_with_how_clear_it_is() -> None:
         "At equal KL A has the highest gold: clearly over B (+0.250 ± 0.071, 0.00 to 1.00 nats); "
         "not clearly over C (+0.015 ± 0.049, 0.00 to 1.00 nats); not compared with D, at other KL."
     )
+
+
+def test_leads_of_ppo_max_are_said_beside_the_highest() -> None:
+    """Of DPO where there is no PPO-max; SFT and what has a bound for its KL are not compared."""
+    bounds = {"SFT (start)": _flat(0.0), "Best of n answers of SFT (KL: upper bound)": _flat(1.0)}
+    lines = {"PPO-max, Advantage Model": _flat(0.5), "DPO": _flat(0.4), "ReST": _flat(0.6)}
+    for shown, words in (
+        (lines, "PPO-max, Advantage Model over others: DPO (+0.100, 0.00 to 1.00 nats), ReST (-0"),
+        ({name: lines[name] for name in ("DPO", "ReST")}, "DPO over others: ReST (-0.200, 0.00"),
+    ):
+        plot = Plot("title", "x", "y", bounds | shown, kind="paths")
+        sentence = gains_most([SeedResult({"row": {"gold": 0.0}}, {}, [plot])])
+        assert f" The lead of {words}" in sentence
+        assert "SFT" not in sentence
 
 
 def test_clear_is_more_than_twice_the_spread() -> None:
