@@ -5,10 +5,10 @@ a pass of its tokens over the prompt and over themselves. Nothing is computed fo
 there is none, or between rows. It is an attention function of transformers, for any model that
 takes one, with sliding windows and with scores that are soft-capped [Gemma 2, arXiv 2408.00118].
 
-Three kernels compute it; the first is the reference of the others:
+Four kernels compute it; the first is the reference of the others:
 
-- One call of scaled_dot_product_attention for each of these passes: on a CPU, and wherever the
-  others do not run.
+- One call of scaled_dot_product_attention for each of these passes: wherever the others do not run.
+- Some products of short rows at once, padded (`short_rows`): on a CPU.
 - One call of flash attention for sequences of varying length [Dao 2023], on a GPU that attends in
   bfloat16: a further response is a sequence with the response's queries and the keys of prompt and
   response, and the kernel's causal mask counts from the last key back.
@@ -39,6 +39,7 @@ from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import compiles_kernels
 from trimtab.models.nets.precision import attention_dtype, own_precision
+from trimtab.models.nets.short_rows import MOST_TOKENS, attend_short_rows, parts_of
 
 try:
     from torch.nn.attention import varlen
@@ -154,8 +155,8 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     if window is not None and window >= longest:
         window = None
     with own_precision():
-        is_even = query.shape[-1] == value.shape[-1]
-        if dropout == 0 and softcap is None and is_even and _has_flash(query):
+        is_plain = dropout == 0 and softcap is None and query.shape[-1] == value.shape[-1]
+        if is_plain and _has_flash(query):
             sequences = packed_sequences or move_to_device(sequences_of(lengths))
             query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
             kernel = varlen.varlen_attn
@@ -167,6 +168,10 @@ def _attend(  # noqa: PLR0913 - transformers' signature
                 module, query, key, value, mask, scaling=scaling, softcap=softcap
             )
             return attended, None
+        is_short = window is None and max(map(sum, lengths)) <= MOST_TOKENS
+        if is_plain and is_short and _is_wide_on_cpu(query):
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            return attend_short_rows(query, key, value, lengths, scale), None
         attended = _attend_rows(
             query, key, value, attention_mask, dropout, scaling, lengths, window, softcap
         )
@@ -197,6 +202,10 @@ def _has_flash(query: Tensor) -> bool:
         and _HAS_VARLEN
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
+
+
+def _is_wide_on_cpu(query: Tensor) -> bool:
+    return query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
 
 
 def _has_flex(query: Tensor) -> bool:
@@ -323,15 +332,13 @@ def block_mask(
     A token sees its row's prompt and its own response up to itself, of these the last `window`.
     """
     row_starts = np.cumsum([0, *map(sum, lengths)])
-    parts: list[Any] = []
-    prompts, positions = [], []
-    for prompt, *responses in lengths:
-        number = len(parts)  # of the prompt among all parts
-        parts += [np.full(size, number + place) for place, size in enumerate((prompt, *responses))]
-        prompts.append(np.full(prompt + sum(responses), number))
-        positions += [np.arange(prompt), *(prompt + np.arange(size) for size in responses)]
+    positions = [
+        np.arange(prompt + size)[start:]
+        for prompt, *responses in lengths
+        for start, size in ((0, 0), *((prompt, size) for size in responses))
+    ]
     part, prompt_part, position = move_to_device(
-        tuple(_whole_numbers(np.concatenate(arrays)) for arrays in (parts, prompts, positions))
+        tuple(map(_whole_numbers, (*parts_of(lengths), np.concatenate(positions))))
     )
 
     def sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -128,7 +128,8 @@ class PackedBatch:
 
     input_ids, position_ids: (N,). lengths: of each row, the tokens of its prompt and of each of its
     responses. response_end, prompt_end: (R,) the index of the last token of each response, and of
-    its prompt. tokens: of all responses. category: (R,) the hash of the name of its prompt's.
+    its prompt. ends: these, each once, in order. tokens: of all responses. sources: their `source`,
+    each once, in order. category: (R,) the hash of the name of its prompt's.
     lower: states of all rows, or none where any row lacks them. sequences: what one kernel attends
     to at once; none on a CPU, which takes each for itself.
     """
@@ -138,7 +139,9 @@ class PackedBatch:
     lengths: tuple[tuple[int, ...], ...]
     response_end: Tensor
     prompt_end: Tensor
+    ends: Tensor
     tokens: ResponseTokens
+    sources: Tensor
     category: Tensor
     lower: TrunkActivations | None = None
     sequences: Sequences | None = None
@@ -260,13 +263,18 @@ def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
     """As `pack`, on the host: what a loss needs beside may go to the device with it."""
     ids, layout = _ids(rows), _layout(rows)
     is_cpu = current_device().type == "cpu"
+    response_end = torch.from_numpy(layout.start + layout.size - 1)
+    prompt_end = torch.from_numpy(layout.prompt_end)
+    tokens = _tokens_at(ids, layout.start, layout.size, layout.prompt_end)
     return PackedBatch(
         torch.from_numpy(ids),
         torch.from_numpy(layout.position_ids),
         layout.lengths,
-        torch.from_numpy(layout.start + layout.size - 1),
-        torch.from_numpy(layout.prompt_end),
-        _tokens_at(ids, layout.start, layout.size, layout.prompt_end),
+        response_end,
+        prompt_end,
+        torch.cat([prompt_end, response_end]).unique(),
+        tokens,
+        tokens.source.unique(),
         torch.tensor([hash(row.category) for row in rows for _ in row.responses]),
         _lower(rows),
         None if is_cpu else sequences_of(layout.lengths),

@@ -48,13 +48,13 @@ def combined_heads(model: PreTrainedModel, rewards: Tensor, expected: Tensor | N
 
 def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
     """r(x, y) (R,) and, for an Advantage Model, e(x) (R,) repeated for each response."""
-    return read_rewards(model, hidden_states(model, batch), batch)
+    return read_rewards(model, hidden_states(model, batch, batch.ends), batch)
 
 
 def read_rewards(
     model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """As `reward_heads`, from the last hidden states (N, H)."""
+    """As `reward_heads`, from the last hidden states (N, H), read at the batch's `ends`."""
     at_response = model.score(hidden.index_select(0, batch.response_end))
     if model.config.num_labels == 1:
         return at_response[:, 0], None
@@ -112,7 +112,7 @@ def response_logprobs(
     on so many of them at once that their logits stay bounded; it runs again for the gradient where
     they are more.
     """
-    return read_logprobs(model, hidden_states(model, batch), batch, temperature)
+    return read_logprobs(model, hidden_states(model, batch, batch.sources), batch, temperature)
 
 
 def read_logprobs(
@@ -122,7 +122,7 @@ def read_logprobs(
     temperature: float = 1.0,
     chosen: ResponseTokens | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `response_logprobs`, from the last hidden states (N, H).
+    """As `response_logprobs`, from the last hidden states (N, H), which are read at `sources`.
 
     For all responses, or for those of the tokens `chosen`.
     """
@@ -147,7 +147,7 @@ def read_logprobs(
 @torch.no_grad()
 def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """Log-probabilities (R, V), nats, float32, of the next token after each of R responses."""
-    hidden = hidden_states(model, batch)
+    hidden = hidden_states(model, batch, batch.ends)
     return logits_of(model, hidden[batch.response_end]).float().log_softmax(-1)
 
 
@@ -160,7 +160,7 @@ def likeliest_tokens(
     And of the `count` likeliest tokens in the place of each, in order: log-probabilities (n, count)
     and ids (n, count). Nats, float32.
     """
-    hidden = hidden_states(model, batch)
+    hidden = hidden_states(model, batch, batch.sources)
     source, own_ids, _, _ = batch.tokens
     size = max(1, counts.LOGITS_AT_ONCE // model.config.vocab_size)
     parts = []
@@ -173,7 +173,7 @@ def likeliest_tokens(
 
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
-    hidden = hidden_states(model, batch)
+    hidden = hidden_states(model, batch, batch.sources)
     source, _, place, mask = batch.tokens
     values = model.score(hidden.index_select(0, source))[:, 0]
     return _spread(values, place, mask), mask

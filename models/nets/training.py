@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.nets.attention import packed_attention
+from trimtab.models.nets.feed_forward import current_places, feed_forward_at
 from trimtab.models.nets.freezing import (
     freeze_lower_layers,
     layers_of,
@@ -76,7 +77,8 @@ def _recompute(layer: nn.Module) -> None:
         number = current_pass()
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _again(layer, number)  # of the first run, and of the second
+            # Of the first run, and of the second.
+            return nullcontext(), _again(layer, number, current_places(layer))
 
         return checkpoint(
             partial(plain, **named),
@@ -90,8 +92,8 @@ def _recompute(layer: nn.Module) -> None:
 
 
 @contextmanager
-def _again(layer: nn.Module, number: int) -> Iterator[None]:
-    with packed_attention(layer), same_pass(number):
+def _again(layer: nn.Module, number: int, places: Tensor | None) -> Iterator[None]:
+    with packed_attention(layer), same_pass(number), feed_forward_at(layer, places):
         yield
 
 

@@ -17,34 +17,40 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.models.nets.attention import further_mask, packed_attention
+from trimtab.models.nets.feed_forward import feed_forward_at
 from trimtab.models.nets.freezing import embeddings_of, find_layers, layers_of, place_of_layers
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.precision import attention_dtype, trunk_precision
 
 
-def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+def hidden_states(
+    model: PreTrainedModel, batch: PackedBatch, places: Tensor | None = None
+) -> Tensor:
     """Last hidden states (N, H) of a packed batch; no language-model head is computed.
 
+    places: (n,), each once, where states are read; those of other tokens, most of which are of
+    prompts, are unfinished then: the last layer's feed-forward part leaves them out. None: all are.
     Where the batch carries the output of lower layers that `model` holds, only the layers above
     run. Raises ValueError where those lower layers would have to be trained.
     """
-    lower = batch.lower
-    if lower is None or not _holds(model, lower.owner, lower.depth):
-        return _trunk(model, batch)
-    if torch.is_grad_enabled() and any(p.requires_grad for p in lower.owner.parameters()):
-        raise ValueError(
-            f"the batch carries the output of the lower {lower.depth} layers, but not all of them "
-            "are frozen: they would not be trained; compute it for fewer layers"
-        )
-    with _only(model, slice(lower.depth, None)) as layers:
-        handle = layers[0].register_forward_pre_hook(
-            lambda _, positional, named: _with_input(lower.values[None], positional, named),
-            with_kwargs=True,
-        )
-        try:
+    layers, lower = find_layers(model), batch.lower
+    with feed_forward_at(model if layers is None else layers[-1], places):
+        if lower is None or not _holds(model, lower.owner, lower.depth):
             return _trunk(model, batch)
-        finally:
-            handle.remove()
+        if torch.is_grad_enabled() and any(p.requires_grad for p in lower.owner.parameters()):
+            raise ValueError(
+                f"the batch carries the output of the lower {lower.depth} layers, but not all of "
+                "them are frozen: they would not be trained; compute it for fewer layers"
+            )
+        with _only(model, slice(lower.depth, None)) as upper:
+            handle = upper[0].register_forward_pre_hook(
+                lambda _, positional, named: _with_input(lower.values[None], positional, named),
+                with_kwargs=True,
+            )
+            try:
+                return _trunk(model, batch)
+            finally:
+                handle.remove()
 
 
 @torch.no_grad()

@@ -298,7 +298,7 @@ def refit_expected_reward(
     """
 
     def encode_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        count, hidden = len(batch.lengths), hidden_states(model, batch)
+        count, hidden = len(batch.lengths), hidden_states(model, batch, batch.ends)
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
         states = hidden[batch.prompt_end.view(count, -1)[:, 0]]

@@ -111,7 +111,7 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     features, scores = [], []
     for part in micro_batches(pairs.rows, counts.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
-        hidden = hidden_states(model, batch)
+        hidden = hidden_states(model, batch, batch.ends)
         features.append(hidden[batch.response_end].float())
         scores.append(read_rewards(model, hidden, batch)[0].float())
     return torch.cat(features).cpu(), torch.cat(scores).cpu()

@@ -52,9 +52,10 @@ FOLD_SEED = 0
 def run(config: RewardModelConfig, stage: Stage) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `trunk`.
 
-    Output: scores.jsonl; unless told otherwise model/ and probes.jsonl; with `score_every`,
-    validation.jsonl. With `planted_share`, rows say `is_planted`, and chosen_score is of the answer
-    that stands as the better one in the copy, as of `embedding_model`.
+    Output: scores.jsonl, of a fold's member null for the pairs that it was trained on; unless told
+    otherwise model/ and probes.jsonl; with `score_every`, validation.jsonl. With `planted_share`,
+    rows say `is_planted`, and chosen_score is of the answer that stands as the better one in the
+    copy, as of `embedding_model`.
     """
     policy = stage.inputs["policy"] / "model"
     tokenizer, model = load_tokenizer(policy), new_scorer(policy, config.seed)
@@ -87,7 +88,9 @@ def run(config: RewardModelConfig, stage: Stage) -> None:
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in stage.inputs else SPLITS
     copy = is_flipped if config.planted_share else None
-    scores, accuracy = score_splits(model, tokenizer, stage, splits, unseen, copy)
+    scores, accuracy = score_splits(
+        model, tokenizer, stage, splits, unseen, copy, is_fold=config.fold is not None
+    )
     if config.saves_model:
         probes = probe(model, tokenizer, stage)
     distributed.leave()
@@ -148,13 +151,16 @@ def score_splits(
     splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
     is_planted: Sequence[bool] | None = None,
+    *,
+    is_fold: bool = False,
 ) -> tuple[list[Row], dict[str, float]]:
     """Score the raw pairs of splits: rows of scores.jsonl, and each split's accuracy.
 
     With category heads also how often the gate finds a prompt's category. Splits without pairs are
     left out. Ranks share the work.
     Inputs: `preferences`, optionally `trunk`. unseen: indices of training pairs that the model was
-    not trained on. is_planted: (N,) whether each training pair is a planted flip.
+    not trained on. is_planted: (N,) whether each training pair is a planted flip. is_fold: the
+    model does not vote on the pairs that it was trained on, which have no scores then.
     """
     rows: list[Row] = []
     accuracy = {}
@@ -166,22 +172,23 @@ def score_splits(
         flips = is_planted if split == "train" else None
         is_flipped = flips or [False] * len(pairs.rows)
         pairs = pairs.swapped(is_flipped)
+        is_part = is_fold and split == "train"
+        voted_on = sorted(unseen or ()) if is_part else list(range(len(pairs.rows)))
         progress = Progress(stage.workdir, part=f"scoring {split} pairs")
-        scores = score_rows(model, pairs.rows, progress)
+        scores = score_rows(model, [pairs.rows[index] for index in voted_on], progress)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
+        by_index = dict(zip(voted_on, map(tuple, scores.tolist()), strict=True))
         if (share := gate_accuracy(model, pairs)) is not None:
             accuracy[f"{split}_gate_accuracy"] = share
         rows += [
             score_row(
                 identifier,
                 split,
-                tuple(pair_scores),
+                by_index.get(index, (None, None)),
                 was_trained_on=split == "train" and index not in (unseen or set()),
                 is_planted=None if is_planted is None else is_flipped[index],
             )
-            for index, (identifier, pair_scores) in enumerate(
-                zip(pairs.identifiers, scores.tolist(), strict=True)
-            )
+            for index, identifier in enumerate(pairs.identifiers)
         ]
     return rows, accuracy
 

@@ -160,7 +160,7 @@ def _prompt_states(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor
     was_training = model.training
     model.eval()
     (states,) = map_rows(
-        rows, lambda batch: (hidden_states(model, batch)[batch.prompt_end].float(),)
+        rows, lambda batch: (hidden_states(model, batch, batch.ends)[batch.prompt_end].float(),)
     )
     model.train(was_training)
     return states

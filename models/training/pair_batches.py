@@ -180,7 +180,8 @@ def reward_loss(
 
     def loss_function(batch: PackedBatch, compared: ComparedPairs) -> tuple[Tensor, Metrics]:
         num_views = 1 if contrastive is None else 2
-        views = [hidden_states(model, batch) for _ in range(num_views)]
+        places = batch.ends if imitation_coef == 0 else None
+        views = [hidden_states(model, batch, places) for _ in range(num_views)]
         losses, metrics = zip(
             *(
                 _view_loss(model, hidden, batch, compared, imitation_coef, compare)

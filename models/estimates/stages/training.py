@@ -47,11 +47,15 @@ def reward_model(config: reward.RewardModelConfig, inputs: StageInputs) -> Work:
     """One reward model; cross-fitted, its own fold is left out of training.
 
     Of some categories of pairs it is taken to train on all: how many they are is not known before.
-    On raw pairs it is a member, which scores those it was trained on as well. The pairs of
-    validation, which `score_every` scores again and again, are taken to be all that is held out.
+    On raw pairs it is a member, which scores those it was trained on as well, unless it is of a
+    fold: it scores of training pairs that one. The pairs of validation, which `score_every` scores
+    again and again, are taken to be all that is held out.
     """
     held_out = inputs.amounts.held_out_pairs
-    num_scored = held_out if inputs.is_relabelled else inputs.amounts.pairs
+    voted_on = 0 if inputs.is_relabelled else inputs.amounts.train_pairs
+    if config.fold is not None:
+        voted_on = -(-voted_on // config.num_folds)
+    num_scored = held_out + voted_on
     work = _pair_training(config, inputs, num_heads=1, num_scored=num_scored)
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out

@@ -51,6 +51,7 @@ def test_reward_models_and_folds() -> None:
     # Folds of 37 over 2 hold 19 and 18: a member trains on at most 19.
     crossed = _work("reward_model", RewardModelConfig(train=TRAIN, fold=1, num_folds=2))
     assert (crossed.examples, crossed.optimiser_steps) == (19, 4)
+    assert crossed.forward_tokens == (50 - 37 + 19) * 42  # of training pairs the larger fold
     advantage = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
     assert advantage.parameters == TRUNK + 2 * HIDDEN
     # Every second of the 6 steps all that is held out is scored.

@@ -134,12 +134,16 @@ def _take(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(flex_forward, "compile_friendly_flex_attention", _uncompiled)
         # A CPU's gradient is refused by this check only: it would not be compiled.
         monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    if kernel != "short":
+        monkeypatch.setattr(attention, "MOST_TOKENS", 0)
     rows = attention._attend_rows
 
     def only_capped(*whole: Any) -> Tensor:
-        """Flash attention takes all other scores, FlexAttention these too."""
-        *_, softcap = whole
-        assert kernel == "rows" or (kernel != "flex" and softcap is not None)
+        """Flash attention takes all other scores, FlexAttention these too; products of short rows
+        take no window either."""
+        *_, window, softcap = whole
+        has_rest = window is not None and kernel == "short"
+        assert kernel == "rows" or has_rest or (kernel != "flex" and softcap is not None)
         return rows(*whole)
 
     monkeypatch.setattr(attention, "_attend_rows", only_capped)
@@ -148,7 +152,7 @@ def _take(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [
-        *((kernel, name) for kernel in ("rows", "flash") for name in MODELS),
+        *((kernel, name) for kernel in ("rows", "short", "flash") for name in MODELS),
         ("flash with shared heads", "qwen2 with a window"),
         *(("flex", name) for name in ("llama", "gemma2", "gemma3")),
     ],
