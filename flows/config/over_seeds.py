@@ -18,6 +18,7 @@ from trimtab.flows.config.overrides import (
     changes_to,
 )
 from trimtab.flows.config.recipes import recipe_named
+from trimtab.flows.config.recipes.synthetic import LARGER_SFT
 from trimtab.models.config.arms import ARMS, Arm
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.policy import CollapseConfig
@@ -75,8 +76,9 @@ def study_name(config: RunConfig, subject: str, seeds: Sequence[int]) -> RunName
 
 def study_config(scale: str, changes: RunChanges | Mapping[str, Any] | None) -> RunConfig:
     """A recipe without the pre-training loss, weights by risk, bounds by pair and a narrower guard,
-    changed."""
-    config = apply_changes(with_changes(recipe_named(scale), _OFF_IN_STUDIES), changes)
+    changed; `default` on a larger SFT than the demo's."""
+    parts = _OFF_IN_STUDIES | ({"sft": LARGER_SFT} if scale == "default" else {})
+    config = apply_changes(with_changes(recipe_named(scale), parts), changes)
     if config.rewards:
         raise ConfigError(
             f"reward and held_out_rewards must be left out of a study, found "

@@ -128,9 +128,20 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
                 pad_token_id=tokenizer.pad_token_id,
             )
         )
+    if config.initialisation == "fan_in":
+        _initialise_by_fan_in(model.base_model)
     model = _move_to_device(model)
     fuse_layers(model)
     return model
+
+
+@torch.no_grad()
+def _initialise_by_fan_in(trunk: nn.Module) -> None:
+    for module in trunk.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.normal_(0, module.in_features**-0.5)
+        elif isinstance(module, nn.Embedding):  # the head's too, which would want less
+            module.weight.normal_(0, 0.3)
 
 
 def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTrainedModel:
