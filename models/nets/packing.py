@@ -265,6 +265,7 @@ def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
     is_cpu = current_device().type == "cpu"
     response_end = torch.from_numpy(layout.start + layout.size - 1)
     prompt_end = torch.from_numpy(layout.prompt_end)
+    ends = torch.cat([prompt_end, response_end]).unique()
     tokens = _tokens_at(ids, layout.start, layout.size, layout.prompt_end)
     return PackedBatch(
         torch.from_numpy(ids),
@@ -272,7 +273,7 @@ def pack_on_host(rows: Sequence[Candidates]) -> PackedBatch:
         layout.lengths,
         response_end,
         prompt_end,
-        torch.cat([prompt_end, response_end]).unique(),
+        ends[ends >= 0],  # without where an empty prompt of the first row would end
         tokens,
         tokens.source.unique(),
         torch.tensor([hash(row.category) for row in rows for _ in row.responses]),

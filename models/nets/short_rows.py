@@ -8,6 +8,7 @@ padded, and pairs of tokens that do not see each other, are computed with the ot
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,17 @@ class _Group:
     mask: Tensor
     shape: tuple[int, int, int, int]
 
+    def padded(self, states: list[Tensor]) -> Iterator[Tensor]:
+        """Queries, keys and values (N heads, d) of the group, (B heads, T, d) each."""
+        indices = (self.queries, self.keys, self.keys)
+        for part, index in zip(states, indices, strict=True):
+            yield part.index_select(0, index).view(-1, self.shape[-1], part.shape[-1])
+
+    def weights(self, queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+        """(B heads, T, T), of each token's keys."""
+        scores = torch.bmm(queries, keys.transpose(1, 2)).view(self.shape)
+        return scores.mul_(scaling).add_(self.mask).softmax(-1).flatten(0, 1)
+
 
 def attend_short_rows(
     query: Tensor, key: Tensor, value: Tensor, lengths: tuple[tuple[int, ...], ...], scaling: float
@@ -53,37 +65,33 @@ class _ShortRows(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: Any, scaling: float
     ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
         heads, num_tokens, width = query.shape[1:]
         ctx.sizes, ctx.scaling = (lengths, heads, key.shape[1]), scaling
         groups, places = _groups(*ctx.sizes)
-        states = [part[0].transpose(0, 1).reshape(-1, width) for part in (query, key, value)]
-        outputs, kept = [], []
-        for group in groups:
-            indices = (group.queries, group.keys, group.keys)
-            queries, keys, values = (
-                part.index_select(0, index).view(-1, group.shape[-1], width)
-                for part, index in zip(states, indices, strict=True)
-            )
-            scores = torch.bmm(queries, keys.transpose(1, 2)).view(group.shape)
-            weights = scores.mul_(scaling).add_(group.mask).softmax(-1).flatten(0, 1)
-            outputs.append(torch.bmm(weights, values))
-            kept += [queries, keys, values, weights]
-        ctx.save_for_backward(*kept)
-        return _unpadded(outputs, places).view(num_tokens, heads, width)
+        states = _rows_of_heads(query, key, value)
+        padded = (group.padded(states) for group in groups)
+        attended = [
+            torch.bmm(group.weights(queries, keys, scaling), values)
+            for group, (queries, keys, values) in zip(groups, padded, strict=True)
+        ]
+        return _unpadded(attended, places).view(num_tokens, heads, width)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """What was padded is padded again, and weights computed again: rows would keep more."""
         groups, places = _groups(*ctx.sizes)
         _, heads, key_heads = ctx.sizes
         num_tokens, _, width = gradients[0].shape
         sizes = [len(group.queries) for group in groups]
-        padded = gradients[0].new_zeros(sum(sizes), width)
-        padded.index_copy_(0, places, gradients[0].reshape(-1, width))
-        kept = iter(ctx.saved_tensors)
+        flat = gradients[0].new_zeros(sum(sizes), width)
+        flat.index_copy_(0, places, gradients[0].reshape(-1, width))
+        states = _rows_of_heads(*ctx.saved_tensors)
         of_parts: list[list[Tensor]] = [[], [], []]
-        for part in padded.split(sizes):
-            queries, keys, values, weights = (next(kept) for _ in range(4))
+        for group, part in zip(groups, flat.split(sizes), strict=True):
+            queries, keys, values = group.padded(states)
+            weights = group.weights(queries, keys, ctx.scaling)
             gradient = part.view(queries.shape)
             of_weights = torch.bmm(gradient, values.transpose(1, 2))
             of_scores = torch.ops.aten._softmax_backward_data(
@@ -98,6 +106,11 @@ class _ShortRows(torch.autograd.Function):
         if key_heads != heads:
             of_others = [part.unflatten(1, (key_heads, -1)).sum(2) for part in of_others]
         return *(part.transpose(0, 1)[None] for part in (of_query, *of_others)), None, None
+
+
+def _rows_of_heads(*states: Tensor) -> list[Tensor]:
+    """(1, heads, N, d) -> (N heads, d)."""
+    return [part[0].transpose(0, 1).reshape(-1, part.shape[-1]) for part in states]
 
 
 def _unpadded(parts: list[Tensor], places: Tensor) -> Tensor:

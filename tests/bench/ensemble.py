@@ -71,6 +71,8 @@ def audit(home: Path, seed: int, changes: list[str]) -> dict[str, Any]:
         "label-audit",
     ]
     command += [f"seed={seed}", f"ensemble.size={MEMBERS}", 'ensemble.votes=["in_sample"]']
+    command += ["sft.model.num_layers=4", "sft.model.initialisation=transformers"]
+    command.append("sft.train.num_epochs=6")
     environment = {**os.environ, "TRIMTAB_HOME": str(home)}
     name = "-".join(["ensemble", f"seed{seed}", *(change.partition(".")[2] for change in changes)])
     subprocess.run(

@@ -2,7 +2,7 @@
 
     python -m tests.bench.rehearsal
 
-A Llama of the size of the recipe `default`, from random weights, over the synthetic world's words;
+A Llama of four layers of width 128, from random weights, over the synthetic world's words;
 its prompts and their lengths are the world's. Two threads. Prints a table: seconds of each part at
 each number of prompts, and the exponent of its growth (slope of a line through logarithms); then
 the peak of resident memory.
@@ -23,6 +23,7 @@ from transformers import AutoModelForSequenceClassification
 
 from trimtab.flows.config.recipes.synthetic import default
 from trimtab.models.config.policy import RehearsalConfig
+from trimtab.models.config.training import ModelConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import build_policy
@@ -57,7 +58,7 @@ def main() -> None:
 def seconds(count: int, config: RehearsalConfig) -> list[float]:
     """Of each part, and their sum."""
     tokenizer = word_tokenizer()
-    policy = build_policy(default().sft.model, tokenizer).eval()
+    policy = build_policy(ModelConfig(), tokenizer).eval()
     policy.config.num_labels = 1
     scorer = AutoModelForSequenceClassification.from_config(policy.config).eval()
     rng = random.Random(0)

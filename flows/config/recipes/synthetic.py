@@ -166,10 +166,10 @@ def papers() -> RunConfig:
 
 
 def constitutional() -> RunConfig:
-    """The demo on a larger SFT, with Constitutional AI: a judge revises and labels harmful answers.
+    """The demo with Constitutional AI: a judge revises and labels harmful answers.
 
-    It is the gold scorer, right in nine of ten verdicts; all else is labelled by people, as in
-    `default`.
+    SFT is larger. The judge is the gold scorer, right in nine of ten verdicts; all else is labelled
+    by people, as in `default`.
     """
     like, gold = default(), {"gold_accuracy": 0.9}
     changes = {
@@ -237,9 +237,9 @@ def smoke() -> RunConfig:
 
 
 def rlaif() -> RunConfig:
-    """The demo on a larger SFT, with AI feedback: a judge in place of people.
+    """The demo with AI feedback: a judge, right four times in five, in place of people.
 
-    It is right four times in five. Its labels are soft already: relabelling smooths none of them.
+    SFT is larger. Labels are soft already, so that relabelling smooths none of them.
     """
     judge = JudgeConfig(gold_accuracy=0.8)
     changes = {
