@@ -39,7 +39,7 @@ from trimtab.models.nets.device import move_to_device
 from trimtab.models.nets.freezing import find_layers
 from trimtab.models.nets.fused import compiles_kernels
 from trimtab.models.nets.precision import attention_dtype, own_precision
-from trimtab.models.nets.short_rows import MOST_TOKENS, attend_short_rows, parts_of
+from trimtab.models.nets.short_rows import are_short, attend_short_rows, parts_of
 
 try:
     from torch.nn.attention import varlen
@@ -168,8 +168,7 @@ def _attend(  # noqa: PLR0913 - transformers' signature
                 module, query, key, value, mask, scaling=scaling, softcap=softcap
             )
             return attended, None
-        is_short = window is None and max(map(sum, lengths)) <= MOST_TOKENS
-        if is_plain and is_short and _is_wide_on_cpu(query):
+        if is_plain and window is None and _is_wide_on_cpu(query) and are_short(lengths):
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             return attend_short_rows(query, key, value, lengths, scale), None
         attended = _attend_rows(

@@ -1,9 +1,9 @@
 """Attention over short packed rows, padded to rows of like length, with its gradient by hand.
 
 On a CPU a call of scaled_dot_product_attention for each row takes longer than what it computes for
-rows of up to some 64 tokens (measured: a step's attention takes a third of the time, with heads of
-64 features as much at 64 tokens). Here each group of like rows takes three products; what is
-padded, and pairs of tokens that do not see each other, are computed with the others and masked.
+short ones. Here each group of like rows takes three products; what is padded, and pairs of tokens
+that do not see each other, are computed with the others and masked. That is three times as fast
+for pairs of 27 tokens and as fast for 48 (docs/explanation/performance.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MOST_TOKENS = 64
+MOST_TOKENS = 48  # of a row, as its tokens see it on average
 _SLACK = 1.5  # the longest row of a group to its shortest
 _Integers = NDArray[np.int64]
 
@@ -47,6 +47,12 @@ class _Group:
         """(B heads, T, T), of each token's keys."""
         scores = torch.bmm(queries, keys.transpose(1, 2)).view(self.shape)
         return scores.mul_(scaling).add_(self.mask).softmax(-1).flatten(0, 1)
+
+
+def are_short(lengths: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether rows of such lengths, as `attend_short_rows` takes them, are quicker for it."""
+    sizes = list(map(sum, lengths))
+    return sum(size * size for size in sizes) <= MOST_TOKENS * sum(sizes)
 
 
 def attend_short_rows(

@@ -22,7 +22,7 @@ from trimtab.models.estimates.memory import (
     vocabulary_set,
 )
 from trimtab.models.estimates.shapes import KNOWN_SHAPES, gated_decoder
-from trimtab.models.nets import attention, counts
+from trimtab.models.nets import counts, short_rows
 from trimtab.models.nets.fused import fuse_layers
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import hidden_states, response_logprobs
@@ -48,7 +48,7 @@ RECOMPUTING = TrainConfig(gradient_checkpointing=True)
 @pytest.fixture
 def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are attended to as long ones are; attention to short ones keeps less."""
-    monkeypatch.setattr(attention, "MOST_TOKENS", 0)
+    monkeypatch.setattr(short_rows, "MOST_TOKENS", 0)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_kept_activations_are_those_that_autograd_keeps(
         SHAPE, TrainConfig(), num_rows * row.num_tokens, num_rows * repeated
     )
     assert 0.8 * expected < really < expected
-    monkeypatch.setattr(attention, "MOST_TOKENS", 0)
+    monkeypatch.setattr(short_rows, "MOST_TOKENS", 0)
     as_long = kept_bytes(model, lambda: hidden_states(model, pack([row] * num_rows)))
     assert expected == pytest.approx(as_long, rel=2e-3)
 

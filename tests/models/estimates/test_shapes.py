@@ -28,7 +28,7 @@ from trimtab.models.estimates.shapes import (
     shape_of,
 )
 from trimtab.models.estimates.work import trained_parameters as trained_parameters_of
-from trimtab.models.nets import attention
+from trimtab.models.nets import short_rows
 from trimtab.models.nets.counted import counted, main
 from trimtab.models.nets.freezing import freeze_lower_layers, layers_of, trained_parameters
 from trimtab.models.nets.fused import fuse_layers
@@ -227,11 +227,11 @@ def test_kept_activations_are_those_of_a_real_pass(
     fuse_layers(model)
     found = counted(tmp_path / "config.json")
     assert found["untrainable"] is None
-    planned = kept_activations(shape_from(found["shape"]), TrainerConfig(), 5 * 60)
-    row = Candidates([1] * 20, ([2] * 40,))
+    planned = kept_activations(shape_from(found["shape"]), TrainerConfig(), 5 * 45)
+    row = Candidates([1] * 15, ([2] * 30,))
     really = kept_bytes(model, lambda: hidden_states(model, pack([row] * 5)))
     assert really <= 1.01 * planned
-    monkeypatch.setattr(attention, "MOST_TOKENS", 0)
+    monkeypatch.setattr(short_rows, "MOST_TOKENS", 0)
     really = kept_bytes(model, lambda: hidden_states(model, pack([row] * 5)))
     assert really <= 1.01 * planned
     assert planned <= (1.3 if "expert" in str(changes) else 1.15) * really

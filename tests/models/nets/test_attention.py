@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.integrations import flex_attention as flex_forward
 
-from trimtab.models.nets import attention, device
+from trimtab.models.nets import attention, device, short_rows
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.trunk import hidden_states
 
@@ -135,7 +135,7 @@ def _take(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         # A CPU's gradient is refused by this check only: it would not be compiled.
         monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
     if kernel != "short":
-        monkeypatch.setattr(attention, "MOST_TOKENS", 0)
+        monkeypatch.setattr(short_rows, "MOST_TOKENS", 0)
     rows = attention._attend_rows
 
     def only_capped(*whole: Any) -> Tensor:
