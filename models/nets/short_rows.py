@@ -29,24 +29,18 @@ class _Group:
     """B rows, padded to T tokens.
 
     queries, keys: (B heads T,), of each padded row the indices into (N heads,) and (N key heads,).
-    mask: (B, 1, T, T), what to add to scores. shape: (B, heads, T, T).
+    hidden: (B, 1, T, T), which keys a token does not see. shape: (B, heads, T, T).
     """
 
     queries: Tensor
     keys: Tensor
-    mask: Tensor
+    hidden: Tensor
     shape: tuple[int, int, int, int]
-
-    def padded(self, states: list[Tensor]) -> Iterator[Tensor]:
-        """Queries, keys and values (N heads, d) of the group, (B heads, T, d) each."""
-        indices = (self.queries, self.keys, self.keys)
-        for part, index in zip(states, indices, strict=True):
-            yield part.index_select(0, index).view(-1, self.shape[-1], part.shape[-1])
 
     def weights(self, queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
         """(B heads, T, T), of each token's keys."""
         scores = torch.bmm(queries, keys.transpose(1, 2)).view(self.shape)
-        return scores.mul_(scaling).add_(self.mask).softmax(-1).flatten(0, 1)
+        return scores.mul_(scaling).masked_fill_(self.hidden, -torch.inf).softmax(-1).flatten(0, 1)
 
 
 def are_short(lengths: tuple[tuple[int, ...], ...]) -> bool:
@@ -75,11 +69,9 @@ class _ShortRows(torch.autograd.Function):
         heads, num_tokens, width = query.shape[1:]
         ctx.sizes, ctx.scaling = (lengths, heads, key.shape[1]), scaling
         groups, places = _groups(*ctx.sizes)
-        states = _rows_of_heads(query, key, value)
-        padded = (group.padded(states) for group in groups)
         attended = [
             torch.bmm(group.weights(queries, keys, scaling), values)
-            for group, (queries, keys, values) in zip(groups, padded, strict=True)
+            for group, queries, keys, values in _padded(groups, query, key, value)
         ]
         return _unpadded(attended, places).view(num_tokens, heads, width)
 
@@ -92,11 +84,10 @@ class _ShortRows(torch.autograd.Function):
         num_tokens, _, width = gradients[0].shape
         sizes = [len(group.queries) for group in groups]
         flat = gradients[0].new_zeros(sum(sizes), width)
-        flat.index_copy_(0, places, gradients[0].reshape(-1, width))
-        states = _rows_of_heads(*ctx.saved_tensors)
+        flat.index_copy_(0, places.long(), gradients[0].reshape(-1, width))
         of_parts: list[list[Tensor]] = [[], [], []]
-        for group, part in zip(groups, flat.split(sizes), strict=True):
-            queries, keys, values = group.padded(states)
+        padded = zip(_padded(groups, *ctx.saved_tensors), flat.split(sizes), strict=True)
+        for (group, queries, keys, values), part in padded:
             weights = group.weights(queries, keys, ctx.scaling)
             gradient = part.view(queries.shape)
             of_weights = torch.bmm(gradient, values.transpose(1, 2))
@@ -114,9 +105,20 @@ class _ShortRows(torch.autograd.Function):
         return *(part.transpose(0, 1)[None] for part in (of_query, *of_others)), None, None
 
 
-def _rows_of_heads(*states: Tensor) -> list[Tensor]:
-    """(1, heads, N, d) -> (N heads, d)."""
-    return [part[0].transpose(0, 1).reshape(-1, part.shape[-1]) for part in states]
+def _padded(
+    groups: list[_Group], query: Tensor, key: Tensor, value: Tensor
+) -> Iterator[tuple[_Group, Tensor, Tensor, Tensor]]:
+    """Each group with its queries, keys and values, (B heads, T, d) each."""
+    of_queries = [group.queries for group in groups]
+    of_keys = [group.keys for group in groups]
+    columns = []
+    for states, indices in ((query, of_queries), (key, of_keys), (value, of_keys)):
+        width = states.shape[-1]
+        flat = states[0].transpose(0, 1).reshape(-1, width)
+        parts = zip(groups, indices, strict=True)
+        columns.append([flat.index_select(0, i).view(-1, g.shape[-1], width) for g, i in parts])
+        del flat  # a copy, of most models' queries and keys
+    return zip(groups, *columns, strict=True)
 
 
 def _unpadded(parts: list[Tensor], places: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ def _unpadded(parts: list[Tensor], places: Tensor) -> Tensor:
     return (rows[0] if len(rows) == 1 else torch.cat(rows)).index_select(0, places)
 
 
-@lru_cache(maxsize=4)  # every layer of a pass asks for the same
+@lru_cache(maxsize=1)  # every layer of a pass asks for the same, and what is kept lives on
 def _groups(
     lengths: tuple[tuple[int, ...], ...], heads: int, key_heads: int
 ) -> tuple[list[_Group], Tensor]:
@@ -155,7 +157,7 @@ def _groups(
             _Group(
                 _flat(token[:, None] * heads + head),
                 _flat(token[:, None] * key_heads + head * key_heads // heads),
-                torch.from_numpy(np.where(sees, 0, -np.inf).astype(np.float32))[:, None],
+                torch.from_numpy(~sees)[:, None],
                 (len(rows), heads, length, length),
             )
         )
@@ -174,4 +176,4 @@ def parts_of(lengths: tuple[tuple[int, ...], ...]) -> tuple[_Integers, _Integers
 
 
 def _flat(indices: _Integers) -> Tensor:
-    return torch.from_numpy(indices.reshape(-1))
+    return torch.from_numpy(indices.reshape(-1).astype(np.int32))
