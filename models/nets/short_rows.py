@@ -2,8 +2,8 @@
 
 On a CPU a call of scaled_dot_product_attention for each row takes longer than what it computes for
 short ones. Here each group of like rows takes three products; what is padded, and pairs of tokens
-that do not see each other, are computed with the others and masked. That is three times as fast
-for pairs of 27 tokens and as fast for 48 (docs/explanation/performance.md).
+that do not see each other, are computed with the others and masked. For pairs of 27 tokens
+that is 1.4 to 2.9 times as fast, for 48 about as fast (docs/explanation/performance.md).
 """
 
 from __future__ import annotations

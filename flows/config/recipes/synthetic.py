@@ -44,7 +44,7 @@ from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig
 # Instructions of HIR in words that the synthetic world has.
 HIR_INSTRUCTIONS = ("zero", "ten")
 # SFT as the figures of the exhibits and of the recipes beside the demo were measured: a larger
-# model from transformers' first weights, in four times the work.
+# model from transformers' first weights, in three times the work.
 LARGER_SFT: dict[str, Any] = {
     "model": {"num_layers": 4, "initialisation": "transformers"},
     "train": {"num_epochs": 6},
