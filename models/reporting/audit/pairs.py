@@ -10,6 +10,7 @@ from typing import Any
 from trimtab.models.data.records import read_rows
 from trimtab.models.data.words import words_of
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row
+from trimtab.models.reporting.run.labels import voting_mode
 
 MOST_NAMED = 5
 NO_CATEGORY = "no category"  # as data.js has it
@@ -161,13 +162,16 @@ def _recurring(pairs: Sequence[Row]) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[float | None, ...]]:
     """Every pair's votes. One member is read after another: their rows would fill the memory."""
+    is_crossed = voting_mode(artifacts, "strength") != "in_sample"
     columns = []
     for role in artifacts.members:
         rows = read_rows(artifacts.inputs[role] / "scores.jsonl")
         _check(role, strength, rows)
         columns.append(
             [
-                None if row["chosen_score"] is None else row["chosen_score"] - row["rejected_score"]
+                None
+                if row["chosen_score"] is None or (is_crossed and row["was_trained_on"])
+                else row["chosen_score"] - row["rejected_score"]
                 for row in rows
             ]
         )

@@ -216,13 +216,17 @@ def relabelling(artifacts: Artifacts) -> Relabelling | None:
 
 
 def member_votes(artifacts: Artifacts, ids: Sequence[str]) -> dict[str, list[float]]:
-    """By training pair the score differences of the members that vote on it."""
+    """By training pair the score differences of the members that vote on it: of a cross-fitted vote
+    those that were not trained on it."""
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
     votes: dict[str, list[float]] = {name: [] for name in ids}
     for role in artifacts.members:
         scores = artifacts.scores(role, "train")
         for name in ids:
             score = scores.get(name)
-            if score is not None and score["chosen_score"] is not None:
+            if score is None or score["chosen_score"] is None:
+                continue
+            if not (is_crossed and score["was_trained_on"]):
                 votes[name].append(score["chosen_score"] - score["rejected_score"])
     return votes
 

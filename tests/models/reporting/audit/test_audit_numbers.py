@@ -109,9 +109,9 @@ def test_members_have_no_vote_on_what_they_were_trained_on(
     inputs: Inputs, edit: Callable[..., None]
 ) -> None:
     """Cross-fitted on t0 and t1 against t2 and t3: each has one vote, held-out pairs have two."""
-    for member, trained in ((0, ("t0", "t1")), (1, ("t2", "t3"))):
-        no_vote = {name: {"chosen_score": None, "rejected_score": None} for name in trained}
-        edit(inputs[f"member_{member}"] / "scores.jsonl", **no_vote)
+    for member, unseen in ((0, ("t2", "t3")), (1, ("t0", "t1"))):
+        seen = {name: {"was_trained_on": False} for name in unseen}
+        edit(inputs[f"member_{member}"] / "scores.jsonl", **seen)
     means = {"t0": -3.0, "t1": -2.0, "t2": 2.0, "t3": -1.0}
     votes = {
         name: {"strength_mean": mean, "strength_std": 0.0, "num_members": 1}
