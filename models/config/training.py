@@ -56,8 +56,8 @@ class ModelConfig(StageConfig):
     """Longest prompt plus response in tokens"""
     initialisation: Literal["transformers", "fan_in"] = "transformers"
     """First weights of the from-scratch Llama. transformers: normal(0, .02), made for wide models.
-    fan_in: normal(0, 1/sqrt(inputs)) [LeCun et al. 1998], embeddings normal(0, .3): a narrow model
-    learns in half the steps"""
+    fan_in: normal(0, 1/sqrt(inputs)) [LeCun et al. 1998], embeddings normal(0, .3), from which a
+    narrow model learns faster"""
 
     @property
     def head_size(self) -> int:

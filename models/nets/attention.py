@@ -331,11 +331,9 @@ def block_mask(
     A token sees its row's prompt and its own response up to itself, of these the last `window`.
     """
     row_starts = np.cumsum([0, *map(sum, lengths)])
-    positions = [
-        np.arange(prompt + size)[start:]
-        for prompt, *responses in lengths
-        for start, size in ((0, 0), *((prompt, size) for size in responses))
-    ]
+    positions: list[Any] = []
+    for prompt, *responses in lengths:
+        positions += [np.arange(prompt), *(prompt + np.arange(size) for size in responses)]
     part, prompt_part, position = move_to_device(
         tuple(map(_whole_numbers, (*parts_of(lengths), np.concatenate(positions))))
     )

@@ -140,7 +140,7 @@ def _initialise_by_fan_in(trunk: nn.Module) -> None:
     for module in trunk.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(0, module.in_features**-0.5)
-        elif isinstance(module, nn.Embedding):  # the head's too, which would want less
+        elif isinstance(module, nn.Embedding):  # tied to the head, which would want less
             module.weight.normal_(0, 0.3)
 
 

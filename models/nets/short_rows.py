@@ -2,8 +2,8 @@
 
 On a CPU a call of scaled_dot_product_attention for each row takes longer than what it computes for
 short ones. Here each group of like rows takes three products; what is padded, and pairs of tokens
-that do not see each other, are computed with the others and masked. For pairs of 27 tokens
-that is 1.4 to 2.9 times as fast, for 48 about as fast (docs/explanation/performance.md).
+that do not see each other, are computed with the others and masked. For pairs of 27 tokens that is
+1.4 to 2.9 times as fast, for 48 about as fast (docs/explanation/performance.md).
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class _Group:
     hidden: Tensor
     shape: tuple[int, int, int, int]
 
+    def padded(self, states: list[Tensor]) -> Iterator[Tensor]:
+        """The group's queries, keys and values, (B heads, T, d) each, of all (N heads, d)."""
+        for part, index in zip(states, (self.queries, self.keys, self.keys), strict=True):
+            yield part.index_select(0, index).view(-1, self.shape[-1], part.shape[-1])
+
     def weights(self, queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
         """(B heads, T, T), of each token's keys."""
         scores = torch.bmm(queries, keys.transpose(1, 2)).view(self.shape)
@@ -69,10 +74,10 @@ class _ShortRows(torch.autograd.Function):
         heads, num_tokens, width = query.shape[1:]
         ctx.sizes, ctx.scaling = (lengths, heads, key.shape[1]), scaling
         groups, places = _groups(*ctx.sizes)
-        attended = [
-            torch.bmm(group.weights(queries, keys, scaling), values)
-            for group, queries, keys, values in _padded(groups, query, key, value)
-        ]
+        states, attended = _rows_of_heads(query, key, value), []
+        for group in groups:
+            queries, keys, values = group.padded(states)
+            attended.append(torch.bmm(group.weights(queries, keys, scaling), values))
         return _unpadded(attended, places).view(num_tokens, heads, width)
 
     @staticmethod
@@ -85,9 +90,10 @@ class _ShortRows(torch.autograd.Function):
         sizes = [len(group.queries) for group in groups]
         flat = gradients[0].new_zeros(sum(sizes), width)
         flat.index_copy_(0, places.long(), gradients[0].reshape(-1, width))
+        states = _rows_of_heads(*ctx.saved_tensors)
         of_parts: list[list[Tensor]] = [[], [], []]
-        padded = zip(_padded(groups, *ctx.saved_tensors), flat.split(sizes), strict=True)
-        for (group, queries, keys, values), part in padded:
+        for group, part in zip(groups, flat.split(sizes), strict=True):
+            queries, keys, values = group.padded(states)
             weights = group.weights(queries, keys, ctx.scaling)
             gradient = part.view(queries.shape)
             of_weights = torch.bmm(gradient, values.transpose(1, 2))
@@ -105,20 +111,9 @@ class _ShortRows(torch.autograd.Function):
         return *(part.transpose(0, 1)[None] for part in (of_query, *of_others)), None, None
 
 
-def _padded(
-    groups: list[_Group], query: Tensor, key: Tensor, value: Tensor
-) -> Iterator[tuple[_Group, Tensor, Tensor, Tensor]]:
-    """Each group with its queries, keys and values, (B heads, T, d) each."""
-    of_queries = [group.queries for group in groups]
-    of_keys = [group.keys for group in groups]
-    columns = []
-    for states, indices in ((query, of_queries), (key, of_keys), (value, of_keys)):
-        width = states.shape[-1]
-        flat = states[0].transpose(0, 1).reshape(-1, width)
-        parts = zip(groups, indices, strict=True)
-        columns.append([flat.index_select(0, i).view(-1, g.shape[-1], width) for g, i in parts])
-        del flat  # a copy, of most models' queries and keys
-    return zip(groups, *columns, strict=True)
+def _rows_of_heads(*states: Tensor) -> list[Tensor]:
+    """(1, heads, N, d) -> (N heads, d)."""
+    return [part[0].transpose(0, 1).reshape(-1, part.shape[-1]) for part in states]
 
 
 def _unpadded(parts: list[Tensor], places: Tensor) -> Tensor:

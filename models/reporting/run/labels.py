@@ -223,10 +223,11 @@ def member_votes(artifacts: Artifacts, ids: Sequence[str]) -> dict[str, list[flo
     for role in artifacts.members:
         scores = artifacts.scores(role, "train")
         for name in ids:
-            score = scores.get(name, {"chosen_score": None})
-            if score["chosen_score"] is None or (is_crossed and score["was_trained_on"]):
+            score = scores.get(name)
+            if score is None or score["chosen_score"] is None:
                 continue
-            votes[name].append(score["chosen_score"] - score["rejected_score"])
+            if not (is_crossed and score["was_trained_on"]):
+                votes[name].append(score["chosen_score"] - score["rejected_score"])
     return votes
 
 

@@ -246,6 +246,9 @@ def test_cross_fitted_votes_are_told_apart(label_inputs: Inputs) -> None:
     assert [row["id"] for row in worst] == ["t0", "t3"]
     assert worst[0]["votes"] == [-2.0, -2.0]
     assert worst[0]["num_against"] == 2
+    abstains = {"chosen_score": None, "rejected_score": None}
+    artifacts.rows("member_1", "scores.jsonl")[0].update(abstains)
+    assert most_doubted(artifacts, 1)[0]["votes"] == [-2.0]
     artifacts.rows("strength", "strength.jsonl")[0]["num_members"] = 1
     assert voting_mode(artifacts, "strength") == "cross_fitted"
     assert most_doubted(artifacts, 1)[0]["votes"] == []  # both members were trained on it
